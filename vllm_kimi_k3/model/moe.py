@@ -1,0 +1,133 @@
+"""Stable LatentMoE: experts that work in a latent space, beside shared experts on the full width."""
+
+import torch
+from torch import nn
+from transformers.configuration_utils import PretrainedConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.utils import set_weight_attrs
+
+from vllm_kimi_k3.model.mlp import SituMlp
+from vllm_kimi_k3.ops.experts import experts
+from vllm_kimi_k3.ops.mxfp4 import GROUP
+from vllm_kimi_k3.ops.router import router
+
+
+class Gate(nn.Module):
+    """The router's weight and score correction."""
+
+    def __init__(self, text: PretrainedConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.top_k, self.scale = text.num_experts_per_token, text.routed_scaling_factor
+        self.weight = nn.Parameter(torch.empty(text.num_experts, text.hidden_size, dtype=dtype), requires_grad=False)
+        self.e_score_correction_bias = nn.Parameter(
+            torch.empty(text.num_experts, dtype=torch.float32), requires_grad=False
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, hidden] to expert ids and weights, [T, top_k] each."""
+        return router(x, self.weight, self.e_score_correction_bias, self.top_k, self.scale)
+
+
+class RoutedExperts(nn.Module):
+    """All experts' MXFP4 bytes, this tensor-parallel rank's slice of each.
+
+    w1 and w3 are cut by rows, w2 by columns, so every rank sums over its part of the inner width.
+    """
+
+    def __init__(self, text: PretrainedConfig) -> None:
+        super().__init__()
+        self.rank = get_tensor_model_parallel_rank()
+        self.inner = text.moe_intermediate_size // get_tensor_model_parallel_world_size()
+        self.beta = text.activation_situ_beta
+        self.linear_beta = text.activation_situ_linear_beta
+        count, latent = text.num_experts, text.routed_expert_hidden_size
+        shapes = {
+            "w13_weight_packed": (count, 2 * self.inner, latent // 2),
+            "w13_weight_scale": (count, 2 * self.inner, latent // GROUP),
+            "w2_weight_packed": (count, latent, self.inner // 2),
+            "w2_weight_scale": (count, latent, self.inner // GROUP),
+        }
+        for name, shape in shapes.items():
+            parameter = nn.Parameter(torch.empty(shape, dtype=torch.uint8), requires_grad=False)
+            set_weight_attrs(parameter, {"weight_loader": self.load_expert})
+            self.register_parameter(name, parameter)
+
+    def load_expert(self, parameter: nn.Parameter, tensor: torch.Tensor, matrix: str, expert: int) -> None:
+        """Copy this rank's slice of one published tensor into its place.
+
+        Args:
+            parameter: the stacked packed weights or scales that hold it.
+            tensor: uint8, packed weights or scales of one matrix of one expert.
+            matrix: "w1", "w2" or "w3".
+            expert: its number.
+        """
+        target = parameter.data[expert]
+        if matrix == "w2":
+            width = target.shape[1]
+            target.copy_(tensor.narrow(1, self.rank * width, width))
+        else:
+            rows = target.narrow(0, 0 if matrix == "w1" else self.inner, self.inner)
+            rows.copy_(tensor.narrow(0, self.rank * self.inner, self.inner))
+
+    def forward(self, latent: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """[T, latent] to this rank's part of the weighted sum over experts, [T, latent]."""
+        return experts(
+            latent,
+            ids,
+            weights,
+            self.w13_weight_packed,
+            self.w13_weight_scale,
+            self.w2_weight_packed,
+            self.w2_weight_scale,
+            self.beta,
+            self.linear_beta,
+        )
+
+
+class LatentMoe(nn.Module):
+    """``up_proj(norm(sum of experts(down_proj(x)))) + shared(x)``.
+
+    Args:
+        text: the text config.
+        dtype: of the dense weights.
+        prefix: the module's name.
+    """
+
+    def __init__(self, text: PretrainedConfig, dtype: torch.dtype, prefix: str) -> None:
+        super().__init__()
+        hidden, latent = text.hidden_size, text.routed_expert_hidden_size
+        self.tp_size = get_tensor_model_parallel_world_size()
+        self.gate = Gate(text, dtype)
+        self.experts = RoutedExperts(text)
+        self.routed_expert_down_proj = ReplicatedLinear(
+            hidden, latent, bias=False, prefix=f"{prefix}.routed_expert_down_proj"
+        )
+        self.routed_expert_up_proj = ReplicatedLinear(
+            latent, hidden, bias=False, prefix=f"{prefix}.routed_expert_up_proj"
+        )
+        self.routed_expert_norm = RMSNorm(latent, text.rms_norm_eps)
+        self.shared_experts = SituMlp(
+            hidden,
+            text.num_shared_experts * text.moe_intermediate_size,
+            text.activation_situ_beta,
+            text.activation_situ_linear_beta,
+            reduce=False,
+            prefix=f"{prefix}.shared_experts",
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        ids, weights = self.gate(x)
+        routed = self.experts(self.routed_expert_down_proj(x)[0], ids, weights)
+        shared = self.shared_experts(x)
+        if self.tp_size > 1:
+            # The norm needs the whole latent sum; one collective carries it and the shared experts' sum together.
+            both = tensor_model_parallel_all_reduce(torch.cat([routed, shared], dim=-1))
+            routed, shared = both.split([routed.shape[-1], shared.shape[-1]], dim=-1)
+        return self.routed_expert_up_proj(self.routed_expert_norm(routed.contiguous()))[0] + shared

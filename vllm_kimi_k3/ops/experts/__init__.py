@@ -1,0 +1,6 @@
+"""The routed experts, from their MXFP4 bytes."""
+
+from vllm_kimi_k3.ops.experts.reference import experts_reference
+from vllm_kimi_k3.ops.operation import Operation
+
+experts = Operation("experts", experts_reference)

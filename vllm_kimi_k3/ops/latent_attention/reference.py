@@ -1,0 +1,51 @@
+"""Attention over paged latent rows in plain torch."""
+
+import torch
+import torch.nn.functional as F
+
+
+def latent_attention_reference(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    starts: list[int],
+    lengths: list[int],
+    rank: int,
+    scale: float,
+) -> torch.Tensor:
+    """Each query attends to the rows of its sequence up to its own position, in fp32.
+
+    Args:
+        query: [T, H, rank + rope]: the query in latent space, then its shared-key part.
+        cache: [blocks, block_size, rank + rope]: rows of normalised latent and shared key.
+        block_table: [N, max_blocks] int, block ids of each sequence.
+        starts: N + 1 offsets of the sequences in T.
+        lengths: N lengths of the sequences, the T tokens included; a sequence's tokens are its last ones.
+        rank: width of the latent; the values are that part of a row.
+        scale: of the scores.
+
+    Returns:
+        [T, H, rank] in the query's dtype.
+    """
+    block_size = cache.shape[1]
+    out = torch.empty_like(query[..., :rank])
+    for index, length in enumerate(lengths):
+        tokens = slice(starts[index], starts[index + 1])
+        count = tokens.stop - tokens.start
+        if count == 0:
+            continue
+        blocks = block_table[index, : -(-length // block_size)].long()
+        rows = cache[blocks].flatten(0, 1)[:length].float()
+        mask = None
+        if count > 1:
+            position = torch.arange(length - count, length, device=rows.device)
+            mask = torch.arange(length, device=rows.device) <= position.unsqueeze(-1)
+        mixed = F.scaled_dot_product_attention(
+            query[tokens].float().transpose(0, 1),
+            rows.unsqueeze(0).expand(query.shape[1], -1, -1),
+            rows[:, :rank].unsqueeze(0).expand(query.shape[1], -1, -1),
+            attn_mask=mask,
+            scale=scale,
+        )
+        out[tokens] = mixed.transpose(0, 1).to(out.dtype)
+    return out
