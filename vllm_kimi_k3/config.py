@@ -5,7 +5,7 @@ under another name on purpose: it says which *experts* are MXFP4, and read as vL
 latent projections too, which the checkpoint stores in bf16.
 """
 
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 from transformers.configuration_utils import PretrainedConfig
 
@@ -35,7 +35,7 @@ class KimiK3Config(PretrainedConfig):
     """A whole K3 model: text, vision and the ids that tie them together."""
 
     model_type = "kimi_k3"
-    sub_configs = {"text_config": KimiLinearConfig, "vision_config": KimiK3VisionConfig}
+    sub_configs: ClassVar = {"text_config": KimiLinearConfig, "vision_config": KimiK3VisionConfig}
 
     def __init__(self, text_config: Any = None, vision_config: Any = None, **fields: Any) -> None:
         fields.pop("quantization_config", None)
@@ -85,7 +85,7 @@ _POSITIVE = (
 )
 
 
-def _fail(field: str, value: Any, expected: str) -> None:
+def _fail(field: str, value: Any, expected: str) -> NoReturn:
     raise ConfigError(
         f"config.json: text_config.{field} is {value!r}, expected {expected}. vllm-kimi-k3 serves Kimi K3 only; "
         f"set VLLM_KIMI_K3_DISABLE=1 to serve this model with vLLM's own class"

@@ -5,8 +5,10 @@ capitals. Booleans are 1/0, true/false, yes/no, on/off.
 """
 
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from typing import Any, get_type_hints
 
 PREFIX = "VLLM_KIMI_K3_"
 _TRUE = {"1", "true", "yes", "on"}
@@ -25,7 +27,7 @@ class SettingError(ValueError):
     """An environment variable of the plugin has a value that it cannot have."""
 
 
-def _parse(name: str, kind: type, text: str) -> object:
+def _parse(name: str, kind: type, text: str) -> Any:
     if kind is bool:
         value = text.strip().lower()
         if value in _TRUE or value in _FALSE:
@@ -37,27 +39,23 @@ def _parse(name: str, kind: type, text: str) -> object:
         raise SettingError(f"{name}={text!r}: expected a value of type {kind.__name__}") from None
 
 
-def read(environ: dict[str, str]) -> Settings:
+def read(environ: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables.
 
+    Variables of the prefix that name no setting are left alone: vLLM's own K3 has some.
+
     Raises:
-        SettingError: a variable has a value of the wrong type, or no setting has that name.
+        SettingError: a variable has a value of the wrong type.
     """
-    known = {PREFIX + field.name.upper(): field for field in fields(Settings)}
     values = {}
-    for name, text in environ.items():
-        if not name.startswith(PREFIX):
-            continue
-        field = known.get(name)
-        if field is None:
-            # vLLM's own K3 reads variables of the same prefix; they are not ours to judge.
-            continue
-        kind = field.type if isinstance(field.type, type) else {"bool": bool, "int": int, "float": float}.get(field.type, str)
-        values[field.name] = _parse(name, kind, text)
+    for field, kind in get_type_hints(Settings).items():
+        name = PREFIX + field.upper()
+        if name in environ:
+            values[field] = _parse(name, kind, environ[name])
     return Settings(**values)
 
 
 @cache
 def settings() -> Settings:
     """The settings of this process."""
-    return read(dict(os.environ))
+    return read(os.environ)

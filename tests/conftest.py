@@ -1,0 +1,28 @@
+"""What all tests share: a quiet, offline engine, and the directory of facts that a checkout may have beside it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before anything imports vLLM, which reads them once.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    DO_NOT_TRACK="1",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+)
+# The engine in the test's own process starts in a third of the time, and a test can look inside it.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The directory with goldens, vocabulary and specification, ``../shared`` of the repository."""
+    path = REPOSITORY.parent / "shared"
+    if not path.is_dir():
+        pytest.skip("needs the shared directory with goldens beside the repository")
+    return path

@@ -1,0 +1,119 @@
+"""Driving a vLLM engine by token ids."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 1000
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random ordinary token ids."""
+    generator = torch.Generator().manual_seed(seed * 100_003 + length)
+    return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
+
+
+@dataclass
+class Answer:
+    """What a request got: output ids, their logprobs, the prompt's logprobs from its second token on."""
+
+    ids: list[int]
+    logprobs: list[float]
+    prompt_logprobs: list[float]
+    cached: int
+
+
+def difference(one: list[float], other: list[float]) -> float:
+    """The largest distance between two lists of logprobs of the same length."""
+    assert len(one) == len(other) > 0
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+class Engine:
+    """An in-process ``LLM`` that takes and gives token ids.
+
+    Args:
+        checkpoint: the model's directory.
+        settings: of ``LLM``.
+    """
+
+    def __init__(self, checkpoint: Path, **settings: Any) -> None:
+        from vllm import LLM
+
+        defaults: dict[str, Any] = {
+            "enforce_eager": True,
+            "enable_prefix_caching": True,
+            "max_model_len": 2048,
+            "max_num_seqs": 8,
+            "skip_tokenizer_init": True,
+        }
+        self.llm = LLM(str(checkpoint), **(defaults | settings))
+
+    @property
+    def scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    def free_blocks(self) -> int:
+        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    @contextmanager
+    def chunked(self, tokens: int) -> Iterator[None]:
+        """Within it, no step takes more than so many tokens of a prompt."""
+        config = self.scheduler.scheduler_config
+        before, config.long_prefill_token_threshold = config.long_prefill_token_threshold, tokens
+        try:
+            yield
+        finally:
+            config.long_prefill_token_threshold = before
+
+    def parameters(self, new: int, score: bool) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=0,
+            max_tokens=new,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            prompt_logprobs=0 if score else None,
+        )
+
+    def run(self, prompts: list[list[int]], new: int = 1, score: bool = False, salt: str | None = None) -> list[Answer]:
+        """Greedy answers to prompts that run together.
+
+        Args:
+            prompts: token ids.
+            new: output tokens of each.
+            score: also give the prompts' logprobs; vLLM then reads nothing from the prefix cache.
+            salt: keeps the requests' cache entries apart from those of other salts.
+        """
+        requests = [{"prompt_token_ids": ids} | ({"cache_salt": salt} if salt else {}) for ids in prompts]
+        outputs = self.llm.generate(requests, self.parameters(new, score), use_tqdm=False)
+        return [answer(output) for output in outputs]
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+
+
+def answer(output: Any) -> Answer:
+    """From vLLM's output of one request."""
+    completion = output.outputs[0]
+    prompt_logprobs = []
+    if output.prompt_logprobs:
+        pairs = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+        prompt_logprobs = [position[token].logprob for position, token in pairs]
+    return Answer(
+        ids=list(completion.token_ids),
+        logprobs=[
+            position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        ],
+        prompt_logprobs=prompt_logprobs,
+        cached=output.num_cached_tokens,
+    )
