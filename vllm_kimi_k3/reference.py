@@ -1,7 +1,7 @@
 """The Kimi K3 text model in plain torch: the oracle of every test.
 
-One sequence at a time, no batching, no kernels, no vLLM. Works in bf16, fp32 and fp64, and autograd runs through all of
-it. Shapes: T new tokens, H hidden size, N heads, K and V the key and value width of a head, L the latent of the experts.
+One sequence at a time, no batching, no kernels, no vLLM. Works in bf16, fp32 and fp64, and autograd runs through all
+of it. Shapes: T new tokens, H hidden size, N heads, K and V key and value width of a head, L the latent of the experts.
 Statistics, softmax, decay, recurrent state and router are kept *wide*: fp64 for an fp64 model, fp32 for any other.
 """
 
@@ -26,7 +26,7 @@ _QK_NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class K3Config:
-    """The fields of ``text_config`` that the forward pass reads; names as published, KDA's own flattened with ``kda_``."""
+    """The fields of ``text_config`` that the forward pass reads; names as published, KDA's own with ``kda_``."""
 
     num_hidden_layers: int
     rms_norm_eps: float
@@ -97,7 +97,7 @@ class State:
 
 
 class Stream(NamedTuple):
-    """What leaves the last layer: ``hidden`` [T, H] (after the final mix, before the final norm) and the asked ``aux``."""
+    """What leaves the last layer: ``hidden`` [T, H] (final mix, before the final norm) and the asked ``aux``."""
 
     hidden: Tensor
     aux: list[Tensor]
@@ -122,7 +122,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 
 
 def situ(gate: Tensor, up: Tensor, beta: float, linear_beta: float | None) -> Tensor:
-    """SiTU: ``beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta)``; ``None`` leaves ``up`` as it is."""
+    """SiTU: ``beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta)``; None leaves ``up`` as it is."""
     g, u = wide(gate), wide(up)
     if linear_beta is not None:
         u = linear_beta * torch.tanh(u / linear_beta)
@@ -299,7 +299,7 @@ class KimiK3:
     Args:
         config: of the model.
         weights: published name (with or without ``language_model.``) to tensor. They are cast where they are used, so
-            fp32 parameters train a bf16 model. An expert is ``….weight_packed`` and ``….weight_scale``, or ``….weight``.
+            fp32 parameters train a bf16 model. An expert is ``.weight_packed`` and ``.weight_scale``, or ``.weight``.
         dtype: of the activations.
         chunk: tokens a step of KDA; None runs the plain recurrence.
     """
@@ -372,7 +372,7 @@ class KimiK3:
         self, i: int, prefix: Tensor, blocks: list[Tensor], state: KdaState | MlaState, trace: dict[str, Tensor]
     ) -> Tensor:
         """One layer: takes and returns the prefix stream [T, H]; appends to ``blocks`` where a block starts."""
-        name, at = f"model.layers.{i}", f"layer{i}"
+        name = f"model.layers.{i}"
         mixed = self._mix(f"{name}.self_attention_res", prefix, blocks)
         starts_block = i % self.config.attn_res_block_size == 0
         if starts_block:
@@ -382,8 +382,8 @@ class KimiK3:
         mlp_mixed = self._mix(f"{name}.mlp_res", prefix, blocks)
         out = self.feed_forward(i, self._norm(f"{name}.post_attention_layernorm", mlp_mixed))
         prefix = prefix + out
-        trace |= {f"{at}.attn_mixer_out": mixed, f"{at}.attn_out": attended}
-        trace |= {f"{at}.mlp_mixer_out": mlp_mixed, f"{at}.mlp_out": out, f"{at}.prefix_out": prefix}
+        values = {"attn_mixer_out": mixed, "attn_out": attended, "mlp_mixer_out": mlp_mixed, "mlp_out": out}
+        trace |= {f"layer{i}.{key}": value for key, value in [*values.items(), ("prefix_out", prefix)]}
         return prefix
 
     def attention(self, i: int, x: Tensor, state: KdaState | MlaState) -> Tensor:
@@ -481,10 +481,8 @@ class KimiK3:
 
 
 def load_checkpoint(path: Path, dtype: torch.dtype, *, chunk: int | None = None) -> KimiK3:
-    """Load the text model of a directory in the published layout; vision tensors are not kept.
-
-    Reads ``config.json`` and ``model.safetensors.index.json`` with its shards, or a single ``model.safetensors``.
-    bf16 tensors are cast to ``dtype``; fp32 ones (decay, router bias) and MXFP4 bytes stay as stored.
+    """Load the text model of a directory in the published layout: ``config.json`` and a safetensors index with its
+    shards, or a single ``model.safetensors``. bf16 tensors are cast to ``dtype``; others stay as stored.
     """
     path = Path(path)
     config = K3Config.from_dict(json.loads((path / "config.json").read_text()))
