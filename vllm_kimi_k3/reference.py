@@ -155,8 +155,9 @@ def short_conv(x: Tensor, weight: Tensor, last: Tensor) -> tuple[Tensor, Tensor]
     """
     taps = wide(weight.reshape(weight.shape[0], -1))
     inputs = torch.cat([last, x.T], dim=1)
-    mixed = F.conv1d(wide(inputs)[None], taps[:, None], groups=taps.shape[0])[0]
-    return F.silu(mixed).T.to(x.dtype), inputs[:, inputs.shape[1] - last.shape[1] :]
+    windows = [wide(inputs[:, j : j + len(x)]) for j in range(taps.shape[1])]
+    mixed = torch.stack(windows, dim=-1).mul(taps.unsqueeze(1)).sum(-1)
+    return F.silu(mixed).T.to(x.dtype), inputs[:, len(x) :]
 
 
 def log_decay(f: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float | None) -> Tensor:
