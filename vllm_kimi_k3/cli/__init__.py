@@ -1,0 +1,1 @@
+"""The command ``vllm-kimi-k3``."""

@@ -1,0 +1,1 @@
+"""A miniature Kimi K3: its shape, data, training, draft and score card."""
