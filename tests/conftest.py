@@ -11,6 +11,8 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     DO_NOT_TRACK="1",
     VLLM_CPU_KVCACHE_SPACE="1",
+    # The models are tiny: a second thread costs more than it gives, most of all beside other work.
+    OMP_NUM_THREADS="1",
     VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
 )
 # The engine in the test's own process starts in a third of the time, and a test can look inside it.
