@@ -8,7 +8,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -22,6 +22,7 @@ CONFIG_FILE = "tokenizer_config.json"
 # Nothing merges across a cut; both numbers are part of the format, since they decide which ids long text gets.
 PIECE_CHARACTERS = 400_000
 RUN_CHARACTERS = 25_000
+_FRAGMENT_CHARACTERS = 64
 
 SPLIT_PATTERN = "|".join(
     [
@@ -67,8 +68,7 @@ class K3Tokenizer:
             self._bytes[token_id] = name.encode()
         longest_first = sorted(special.ids, key=len, reverse=True)
         self._special_spelling = re.compile("|".join(map(re.escape, longest_first)))
-        # Tags, attributes and role names repeat in every message.
-        self.encode_fragment = lru_cache(maxsize=8192)(self._encode_fragment)
+        self._fragments = lru_cache(maxsize=8192)(lambda text: tuple(self.encode(text)))
 
     @classmethod
     def from_directory(cls, directory: Path) -> "K3Tokenizer":
@@ -102,8 +102,12 @@ class K3Tokenizer:
             end = match.end()
         return ids + self._encode_ordinary(text[end:])
 
+    def encode_fragment(self, text: str) -> Sequence[int]:
+        """Token ids of a tag, a key or an attribute value; the short ones come back in every message and are kept."""
+        return self._fragments(text) if len(text) <= _FRAGMENT_CHARACTERS else self.encode(text)
+
     def decode(self, ids: Iterable[int], skip: frozenset[int] = frozenset()) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids in `skip` or outside the vocabulary give nothing."""
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids in `skip` or unknown ones give nothing."""
         return self.decode_bytes(token_id for token_id in ids if token_id not in skip).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -131,9 +135,6 @@ class K3Tokenizer:
         for piece in cut(text):
             ids += self._encoding.encode_ordinary(piece)
         return ids
-
-    def _encode_fragment(self, text: str) -> tuple[int, ...]:
-        return tuple(self.encode(text))
 
 
 def cut(text: str) -> Iterator[str]:
