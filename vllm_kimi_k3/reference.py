@@ -299,8 +299,8 @@ class KimiK3:
 
     Args:
         config: of the model.
-        weights: published name (with or without ``language_model.``) to tensor. They are cast where they are used, so
-            fp32 parameters train a bf16 model. An expert is ``.weight_packed`` and ``.weight_scale``, or ``.weight``.
+        weights: published name (with or without ``language_model.``) to tensor; an expert is ``.weight_packed`` and
+            ``.weight_scale``, or ``.weight``. They are cast where they are used, so fp32 parameters train a bf16 model.
         dtype: of the activations.
         chunk: tokens a step of KDA; None runs the plain recurrence.
     """
@@ -403,7 +403,8 @@ class KimiK3:
         heads = (c.kda_heads, c.kda_head_dim)
         post = {}
         for part in "qkv":
-            taps = self.weight(f"{name}.{part}_conv1d.weight")
+            # Published in fp32, as is the output norm's weight below.
+            taps = self.weights[f"{name}.{part}_conv1d.weight"]
             projected = self._linear(f"{name}.{part}_proj", x)
             post[part], state.conv[part] = short_conv(projected, taps, state.conv[part])
         q, k = normalise_qk(post["q"].unflatten(-1, heads), post["k"].unflatten(-1, heads))
@@ -413,7 +414,7 @@ class KimiK3:
         args = q, k, wide(post["v"]).unflatten(-1, heads), decay, beta, state.recurrent
         o, state.recurrent = kda_recurrent(*args) if self.chunk is None else kda_chunked(*args, self.chunk)
         gate = self._linear(f"{name}.g_proj", x).unflatten(-1, heads)
-        normed = gated_rms_norm(o.to(self.dtype), gate, self.weight(f"{name}.o_norm.weight"), c.rms_norm_eps)
+        normed = gated_rms_norm(o.to(self.dtype), gate, self.weights[f"{name}.o_norm.weight"], c.rms_norm_eps)
         return self._linear(f"{name}.o_proj", normed.flatten(-2))
 
     def _mla(self, name: str, x: Tensor, state: MlaState) -> Tensor:
@@ -485,7 +486,6 @@ def load_checkpoint(path: Path, dtype: torch.dtype, *, chunk: int | None = None)
     """Load the text model of a directory in the published layout: ``config.json`` and a safetensors index with its
     shards, or a single ``model.safetensors``. bf16 tensors are cast to ``dtype``; others stay as stored.
     """
-    path = Path(path)
     config = K3Config.from_dict(json.loads((path / "config.json").read_text()))
     index = path / "model.safetensors.index.json"
     shards = ["model.safetensors"]
