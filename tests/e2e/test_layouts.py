@@ -15,7 +15,8 @@ from tests.e2e.driver import Answer, Engine, difference
 
 pytestmark = pytest.mark.slow
 
-FP32 = 1e-4
+#: Ranks add their parts in another order, and a random model magnifies the last bit more than a trained one does.
+FP32 = 5e-4
 
 
 def run(checkpoint: Path, out: Path, settings: dict[str, Any]) -> tuple[list[Answer], list[Answer], int]:
