@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from vllm_kimi_k3.nano.batched import BatchedK3
 from vllm_kimi_k3.nano.checkpoint import pack, random_weights
-from vllm_kimi_k3.nano.chunked import kda_chunked, states_before
+from vllm_kimi_k3.nano.chunked import CHUNK, finish, prepare, states_before
 from vllm_kimi_k3.nano.layout import text_tensors
 from vllm_kimi_k3.nano.quantised import rounded, straight_through
 from vllm_kimi_k3.nano.shape import Shape, k3_config
@@ -50,7 +51,7 @@ def test_logits_and_taps_equal_the_reference(weights: dict[str, torch.Tensor], l
 def test_gradients_equal_the_reference(weights: dict[str, torch.Tensor]) -> None:
     ids = torch.randint(0, SHAPE.vocab_size, (1, 70), generator=torch.Generator().manual_seed(1))
     twin = BatchedK3(SHAPE, weights, torch.float32)
-    twin.logits(twin(ids)[0]).logsumexp(-1).mean().backward()
+    twin.logits(twin(ids).hidden).logsumexp(-1).mean().backward()
     reference = _reference(weights)
     names = [
         "model.layers.0.self_attn.A_log",
@@ -76,6 +77,15 @@ def test_published_gives_back_every_weight(weights: dict[str, torch.Tensor]) -> 
     assert all(torch.equal(found[name], weights[name]) for name in weights)
 
 
+def _chunked(*inputs: torch.Tensor) -> torch.Tensor:
+    """q, k, v, decay [rows, T, K] and beta [rows, T] through the three steps of the chunked form."""
+    rows, length = inputs[0].shape[:2]
+    padded = (F.pad(x.view(rows, length, -1), (0, 0, 0, -length % CHUNK)) for x in inputs)
+    chunks = prepare(*(x.reshape(-1, CHUNK, x.shape[-1]) for x in padded))
+    states = states_before(chunks.step.unflatten(0, (rows, -1))).flatten(0, 1)
+    return finish(chunks, states).unflatten(0, (rows, -1)).flatten(1, 2)[:, :length]
+
+
 @pytest.mark.parametrize("strength", ["weak", "strong", "mixed"])
 @pytest.mark.parametrize("length", [1, 32, 100])
 def test_chunks_equal_the_recurrence(length: int, strength: str) -> None:
@@ -86,7 +96,7 @@ def test_chunks_equal_the_recurrence(length: int, strength: str) -> None:
     inputs = [x.requires_grad_() for x in (q, k, v, decay, torch.rand(3, length, generator=generator))]
     weight = torch.randn(3, length, 64, generator=generator)
 
-    ours = kda_chunked(*inputs, 32)
+    ours = _chunked(*inputs)
     expected = kda_recurrent(*(x.transpose(0, 1) for x in inputs), torch.zeros(3, 64, 64))[0].transpose(0, 1)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
     gradients = (torch.autograd.grad((out * weight).sum(), inputs) for out in (ours, expected))
