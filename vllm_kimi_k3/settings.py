@@ -21,6 +21,12 @@ class Settings:
 
     #: Leave vLLM as it is: the plugin registers nothing.
     disable: bool = False
+    #: Deliver the reasoning as content too where a message ends with neither content nor calls.
+    answer_from_reasoning: bool = False
+    #: Megabytes of past thinking kept to give back to clients that drop it; 0 keeps none.
+    thinking_store_mb: int = 256
+    #: Take only the effort names of Moonshot's own encoder (none, low, high, max), refuse the others.
+    strict_effort: bool = False
 
 
 class SettingError(ValueError):
