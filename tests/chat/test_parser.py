@@ -6,6 +6,7 @@ from tests.chat.shapes import SHAPES, Shape, argument, call, tools
 from tests.chat.vocabulary import PIECES, SPECIALS, Result, run, spell, text_ids
 from vllm_kimi_k3.chat.events import Arguments, CallStart, Content, Reasoning
 from vllm_kimi_k3.chat.parser import Mode, OutputParser
+from vllm_kimi_k3.chat.prompt import resume
 from vllm_kimi_k3.chat.repairs import Repair
 
 
@@ -117,20 +118,20 @@ PLACES = [
 @pytest.mark.parametrize(("prompt", "output", "expected"), [place[1:] for place in PLACES], ids=[p[0] for p in PLACES])
 def test_resume_from_the_prompt(prompt: str, output: str, expected: tuple[str, str]):
     parser = OutputParser(PIECES)
-    assert parser.resume(spell(PROMPT + prompt))
+    assert resume(parser, spell(PROMPT + prompt))
     events = parser.feed(spell(output)) + parser.finish()
     result = Result(events, [])
     assert (result.reasoning, result.content) == expected
 
 
 def test_resume_needs_an_open_message():
-    assert not OutputParser(PIECES).resume(spell("no message"))
-    assert not OutputParser(PIECES).resume(spell('<O>message role="user"<S>Hi<C>message<S><E>'))
+    assert not resume(OutputParser(PIECES), spell("no message"))
+    assert not resume(OutputParser(PIECES), spell('<O>message role="user"<S>Hi<C>message<S><E>'))
 
 
 def test_resume_does_not_count_the_prompt():
     parser = OutputParser(PIECES)
-    parser.resume(spell(PROMPT + "<O>think<S>thought before"))
+    resume(parser, spell(PROMPT + "<O>think<S>thought before"))
     assert parser.feed(spell("<C>response<S><E>")) == [] and parser.reasoning_tokens == 0
 
 

@@ -84,8 +84,8 @@ def schema_types(schema: Schema | None, root: Schema | None = None, depth: int =
     if not known:
         return None
     allowed = known[0]
-    for types in known[1:]:
-        allowed = frozenset(t for t in allowed if fits(t, types)) or allowed
+    for limit in known[1:]:
+        allowed = frozenset(t for t in allowed if fits(t, limit)) or allowed
     return allowed | {"null"} if schema.get("nullable") is True else allowed
 
 

@@ -4,7 +4,7 @@ Streaming and whole-output parsing are the same calls, so they cannot differ. On
 that merely spells a marker is data. Any input gives a result; `docs/chat.md` lists the rules and the repairs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from uuid import uuid4
 
@@ -13,8 +13,7 @@ from vllm_kimi_k3.chat.calls import CallWriter
 from vllm_kimi_k3.chat.events import Arguments, Content, End, Event, Reasoning
 from vllm_kimi_k3.chat.fallback import MarkerText
 from vllm_kimi_k3.chat.pieces import Pieces, Utf8
-from vllm_kimi_k3.chat.prompt import message_start
-from vllm_kimi_k3.chat.repairs import Repair, ignore, record
+from vllm_kimi_k3.chat.repairs import Repair, record
 from vllm_kimi_k3.chat.tags import Header
 
 
@@ -30,7 +29,7 @@ class Mode(Enum):
     DONE = "done"
 
 
-_CALLING = (Mode.TOOLS, Mode.CALL, Mode.ARGUMENT)
+CALLING = (Mode.TOOLS, Mode.CALL, Mode.ARGUMENT)
 _CHANNELS = ("message", "think", "response", "tools")
 _VALUES = ("argument", "json")
 
@@ -45,7 +44,7 @@ class OutputParser:
 
     Args:
         pieces: text of tokens, shared by all requests.
-        start: where the prompt left off; see :meth:`resume` to read it from the prompt's ids.
+        start: where the prompt left off; `prompt.resume` reads it from the prompt's ids.
         schemas: `parameters` schema of each tool by name.
         new_id: makes call ids.
         on_repair: told of every repair.
@@ -63,7 +62,7 @@ class OutputParser:
     ) -> None:
         self.pieces = pieces
         self._specials = pieces.specials
-        self._ends = frozenset({self._specials.end_of_msg, self._specials.eot, self._specials.eos})
+        self.ends = frozenset({self._specials.end_of_msg, self._specials.eot, self._specials.eos})
         self._repair = on_repair
         self._never_empty = never_empty
         self._utf8 = Utf8()
@@ -113,6 +112,11 @@ class OutputParser:
                 self._sink(part)
         return self._take()
 
+    def feed_plain(self, text: str) -> list[Event]:
+        """Parse ordinary text, whatever it spells."""
+        self._sink(text)
+        return self._take()
+
     def finish(self) -> list[Event]:
         """The output is over. Without an end of message it was cut: what is open stays incomplete."""
         if self._spelled is not None:
@@ -134,20 +138,12 @@ class OutputParser:
         events.append(End(cut))
         return events
 
-    def resume(self, prompt_ids: Sequence[int]) -> bool:
-        """Take the place where a prompt's last message leaves off. False, and no change, if there is none open."""
-        start = message_start(self.pieces, prompt_ids)
-        if start is None:
-            return False
-        prompt = OutputParser(self.pieces, Mode.BETWEEN, on_repair=ignore)
-        prompt.feed(prompt_ids[start:])
-        if prompt.mode in (Mode.DONE, *_CALLING):
-            return False
-        self.mode = prompt.mode
-        self._answer_over = prompt._answer_over
-        self._tools_seen = prompt._tools_seen
+    def continue_from(self, before: "OutputParser") -> None:
+        """Stand where `before` stands, with nothing delivered yet."""
+        self.mode = before.mode
+        self._answer_over = before._answer_over
+        self._tools_seen = before._tools_seen
         self._listen()
-        return True
 
     # Text
 
@@ -225,7 +221,7 @@ class OutputParser:
             self._sink = self._header_text
         elif token == specials.sep:
             self._complete()
-        elif token in self._ends:
+        elif token in self.ends:
             self._interrupt()
             self._end_message()
         else:
@@ -261,7 +257,7 @@ class OutputParser:
     def _is_structure(self, name: str) -> bool:
         return (
             name in _CHANNELS
-            or (name == "call" and self.mode in _CALLING)
+            or (name == "call" and self.mode in CALLING)
             or (name in _VALUES and self.mode in (Mode.CALL, Mode.ARGUMENT))
         )
 

@@ -1,0 +1,328 @@
+"""The parser in vLLM's terms: unified parser, reasoning parser and tool parser, all named `kimi_k3`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    ExtractedToolCallInformation,
+    FunctionCall,
+    ToolCall,
+)
+from vllm.parser.abstract_parser import Parser
+from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
+
+from vllm_kimi_k3.chat.arguments import Schema
+from vllm_kimi_k3.chat.events import Arguments, CallStart, Content, Event, Reasoning
+from vllm_kimi_k3.chat.parser import Mode, OutputParser
+from vllm_kimi_k3.chat.pieces import Pieces
+from vllm_kimi_k3.chat.prompt import content_start, reasoning_ended, reasoning_ends_in, resume
+from vllm_kimi_k3.chat.repairs import Repair, ignore, record
+from vllm_kimi_k3.chat.stops import StopGate
+from vllm_kimi_k3.chat.vllm_structure import constrain
+from vllm_kimi_k3.settings import settings
+
+_pieces: WeakKeyDictionary[Any, Pieces] = WeakKeyDictionary()
+
+
+def pieces_of(tokenizer: Any) -> Pieces:
+    """The text table of a K3 tokenizer, made once for each.
+
+    Raises TypeError for any other tokenizer: only K3's knows the bytes of a token and which ids are special.
+    """
+    if tokenizer not in _pieces:
+        core = getattr(tokenizer, "k3", tokenizer)
+        if not hasattr(core, "token_bytes") or not hasattr(core, "special"):
+            raise TypeError(
+                f"the kimi_k3 parsers need the kimi_k3 tokenizer, got {type(tokenizer).__name__}; "
+                "start the server with --tokenizer-mode kimi_k3"
+            )
+        _pieces[tokenizer] = Pieces(core.special, core.token_bytes)
+    return _pieces[tokenizer]
+
+
+def thinks(chat_template_kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a request thinks, as far as its template arguments say; the prompt's ids know better."""
+    arguments = chat_template_kwargs or {}
+    thinking = arguments.get("thinking")
+    return bool(arguments.get("enable_thinking", True) if thinking is None else thinking)
+
+
+def tool_schemas(tools: Iterable[Any] | None, messages: Iterable[Any] | None = None) -> dict[str, Schema]:
+    """`parameters` by tool name, from a request's tools (Chat or Responses) and those declared in its messages."""
+    schemas: dict[str, Schema] = {}
+    declared = [
+        tool for message in messages or () if isinstance(message, Mapping) for tool in message.get("tools") or ()
+    ]
+    for tool in [*declared, *(tools or ())]:
+        if not isinstance(tool, Mapping):
+            tool = tool.model_dump()
+        function = tool.get("function") if isinstance(tool.get("function"), Mapping) else tool
+        if isinstance(function.get("name"), str) and isinstance(function.get("parameters"), Mapping | bool):
+            schemas[function["name"]] = function["parameters"]
+    return schemas
+
+
+def delta_message(events: Sequence[Event]) -> DeltaMessage | None:
+    """One streaming delta. Fields that have nothing stay unset: they are not sent."""
+    if len(events) == 1:
+        event = events[0]
+        if isinstance(event, Reasoning):
+            return DeltaMessage(reasoning=event.text)
+        if isinstance(event, Content):
+            return DeltaMessage(content=event.text)
+    fields: dict[str, Any] = {}
+    calls: list[DeltaToolCall] = []
+    for event in events:
+        if isinstance(event, Reasoning):
+            fields["reasoning"] = fields.get("reasoning", "") + event.text
+        elif isinstance(event, Content):
+            fields["content"] = fields.get("content", "") + event.text
+        elif isinstance(event, CallStart):
+            function = DeltaFunctionCall(name=event.name, arguments="")
+            calls.append(DeltaToolCall(index=event.index, id=event.id, type="function", function=function))
+        elif isinstance(event, Arguments):
+            if not calls or calls[-1].index != event.index or calls[-1].function is None:
+                calls.append(DeltaToolCall(index=event.index, function=DeltaFunctionCall(arguments=event.text)))
+            else:
+                calls[-1].function.arguments = (calls[-1].function.arguments or "") + event.text
+    if calls:
+        fields["tool_calls"] = calls
+    return DeltaMessage(**fields) if fields else None
+
+
+def whole_message(events: Sequence[Event]) -> tuple[str | None, str | None, list[FunctionCall]]:
+    """Reasoning, content and calls of a complete output; None where there is no text."""
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    starts = [event for event in events if isinstance(event, CallStart)]
+    arguments: list[list[str]] = [[] for _ in starts]
+    for event in events:
+        if isinstance(event, Arguments):
+            arguments[event.index - starts[0].index].append(event.text)
+    calls = [
+        FunctionCall(id=start.id, name=start.name, arguments="".join(parts))
+        for start, parts in zip(starts, arguments, strict=True)
+    ]
+    return reasoning or None, content or None, calls
+
+
+class KimiK3Parser(Parser):
+    """Splits K3's output for Chat Completions, Responses and, through Chat, Anthropic Messages."""
+
+    always_adjust_request = True
+
+    def __init__(
+        self, tokenizer: Any, tools: Any = None, *args: Any, chat_template_kwargs: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(tokenizer, tools, *args, chat_template_kwargs=chat_template_kwargs, **kwargs)
+        self.pieces = pieces_of(tokenizer)
+        self._tools = tools
+        self._start = Mode.THINK if thinks(chat_template_kwargs) else Mode.RESPONSE
+        self._prompt_ids: Sequence[int] | None = None
+        self._machine: OutputParser | None = None
+        self._gate: StopGate | None = None
+        self._from_ids: bool | None = None
+        self._fed = 0
+
+    def adjust_request(self, request: Any) -> Any:
+        """Keep markers in the text, and constrain the output where the request asks for it."""
+        request.skip_special_tokens = False
+        if hasattr(request, "spaces_between_special_tokens"):
+            request.spaces_between_special_tokens = False
+        level = self.tool_strict_level or ToolStrictLevel.AUTO
+        constrain(
+            request,
+            self.pieces.specials,
+            thinking=self._start is Mode.THINK,
+            calls=self._tool_parser is not None,
+            constrain_auto=level >= ToolStrictLevel.FUNCTION,
+            all_strict=level >= ToolStrictLevel.PARAMETER,
+        )
+        return request
+
+    def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
+        """The prompt's end says whether the output starts in think, in response or in the middle of either."""
+        self._prompt_ids = prompt_token_ids
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether generation after these ids is outside think."""
+        return reasoning_ended(self.pieces, input_ids, self._start)
+
+    def parse(
+        self,
+        model_output: str,
+        request: Any,
+        enable_auto_tools: bool = False,
+        model_output_token_ids: Sequence[int] = (),
+    ) -> tuple[str | None, str | None, list[FunctionCall] | None]:
+        """Reasoning, content and calls of a whole output, from its ids where they are given."""
+        self._begin(request)
+        events = self._feed(model_output, model_output_token_ids, finished=True)
+        reasoning, content, calls = whole_message(self._wanted(events, request))
+        return reasoning, content, calls or None
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: Sequence[int],
+        request: Any,
+        prompt_token_ids: Sequence[int] | None = None,
+        *,
+        finished: bool,
+    ) -> DeltaMessage | None:
+        """The next delta, None if it has nothing to show yet."""
+        if self._machine is None:
+            if prompt_token_ids is not None:
+                self._prompt_ids = prompt_token_ids
+            self._begin(request)
+        return delta_message(self._wanted(self._feed(delta_text, delta_token_ids, finished), request))
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        """Tokens of the think channel, markers not counted. Costs nothing for the ids that were just parsed."""
+        if self._machine is not None and self._from_ids and len(token_ids) == self._fed:
+            return self._machine.reasoning_tokens
+        machine = self._new_machine({}, ignore)
+        machine.feed(token_ids)
+        return machine.reasoning_tokens
+
+    def _begin(self, request: Any) -> None:
+        self._machine = self._new_machine(tool_schemas(self._tools, getattr(request, "messages", None)), record)
+        self._fed = 0
+        self._from_ids = None
+        self._gate = StopGate(self.pieces) if getattr(request, "stop", None) else None
+
+    def _new_machine(self, schemas: Mapping[str, Schema], on_repair: Any) -> OutputParser:
+        never_empty = settings().answer_from_reasoning
+        machine = OutputParser(self.pieces, self._start, schemas, on_repair=on_repair, never_empty=never_empty)
+        if self._prompt_ids is not None:
+            resume(machine, self._prompt_ids)
+        return machine
+
+    def _feed(self, text: str, ids: Sequence[int], finished: bool) -> list[Event]:
+        machine = self._machine
+        assert machine is not None
+        if self._from_ids is None and (text or ids):
+            self._from_ids = bool(ids)
+        self._fed += len(ids)
+        if not self._from_ids:
+            events = machine.feed_text(text) if text else []
+        elif self._gate is None:
+            events = machine.feed(ids)
+        else:
+            events = self._gate.feed(machine, ids, text, finished)
+        return events + machine.finish() if finished else events
+
+    def _wanted(self, events: list[Event], request: Any) -> list[Event]:
+        """Leave out what the request does not want."""
+        if not getattr(request, "include_reasoning", True):
+            events = [event for event in events if not isinstance(event, Reasoning)]
+        if self._tool_parser is None or getattr(request, "tool_choice", None) == "none":
+            for event in events:
+                if isinstance(event, CallStart):
+                    record(Repair.CALL_NOT_WANTED)
+            events = [event for event in events if not isinstance(event, CallStart | Arguments)]
+        return events
+
+
+class KimiK3ReasoningParser(ReasoningParser):
+    """Reasoning alone: the engine asks it where thinking ends; :class:`KimiK3Parser` does the rest."""
+
+    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, *args, **kwargs)
+        self._pieces = pieces_of(tokenizer)
+        self._start = Mode.THINK if thinks(kwargs.get("chat_template_kwargs")) else Mode.RESPONSE
+        self._machine = OutputParser(self._pieces, self._start)
+
+    @property
+    def reasoning_start_str(self) -> str:
+        return "<|open|>think<|sep|>"
+
+    @property
+    def reasoning_end_str(self) -> str:
+        return "<|close|>think<|sep|>"
+
+    def adjust_request(self, request: Any) -> Any:
+        request.skip_special_tokens = False
+        return request
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        return reasoning_ended(self._pieces, input_ids, self._start)
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
+        """Whether thinking ends in `delta_ids`, the last of `input_ids`; looks at them and one marker before them."""
+        return self._start is not Mode.THINK or reasoning_ends_in(self._pieces, input_ids, len(list(delta_ids)))
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        return input_ids[content_start(self._pieces, input_ids, self._start) :]
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        machine = OutputParser(self._pieces, self._start, on_repair=ignore)
+        machine.feed(token_ids)
+        return machine.reasoning_tokens
+
+    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
+        """Reasoning and content of a text; with tools the whole text, for the tool parser to read."""
+        machine = OutputParser(self._pieces, self._start)
+        reasoning, content, _ = whole_message(machine.feed_text(model_output) + machine.finish())
+        with_tools = getattr(request, "tools", None) and getattr(request, "tool_choice", None) != "none"
+        return reasoning, model_output if with_tools else content
+
+    def extract_reasoning_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+    ) -> DeltaMessage | None:
+        events = self._machine.feed(delta_token_ids) if delta_token_ids else self._machine.feed_text(delta_text)
+        return delta_message([event for event in events if isinstance(event, Reasoning | Content)])
+
+
+class KimiK3ToolParser(ToolParser):
+    """Tool calls alone, for the text or the ids that follow the reasoning or contain it."""
+
+    supports_required_and_named = False
+    structural_tag_model = "kimi_k3"
+
+    def __init__(self, tokenizer: Any, tools: Any = None) -> None:
+        super().__init__(tokenizer, tools)
+        self._pieces = pieces_of(tokenizer)
+        self._schemas = tool_schemas(tools)
+        self._machine = OutputParser(self._pieces, Mode.BETWEEN, self._schemas)
+
+    def adjust_request(self, request: Any) -> Any:
+        request.skip_special_tokens = False
+        if hasattr(request, "spaces_between_special_tokens"):
+            request.spaces_between_special_tokens = False
+        return request
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
+        machine = OutputParser(self._pieces, Mode.THINK, self._schemas)
+        _, content, calls = whole_message(machine.feed_text(model_output) + machine.finish())
+        return ExtractedToolCallInformation(
+            tools_called=bool(calls),
+            tool_calls=[ToolCall(id=call.id or "", function=call) for call in calls],
+            content=content,
+        )
+
+    def extract_tool_calls_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+        request: Any,
+    ) -> DeltaMessage | None:
+        return delta_message(
+            self._machine.feed(delta_token_ids) if delta_token_ids else self._machine.feed_text(delta_text)
+        )
