@@ -23,6 +23,11 @@ CONFIGS = {
     "kimi_linear": f"{ROOT}.config:KimiLinearConfig",
 }
 
+#: tokenizer and renderer mode of K3, vLLM's own name for it
+CHAT_MODE = "kimi_k3"
+TOKENIZER = f"{ROOT}.chat.vllm_tokenizer:KimiK3Tokenizer"
+RENDERER = f"{ROOT}.chat.vllm_renderer:KimiK3Renderer"
+
 logger = logging.getLogger(f"vllm.{ROOT}")
 _done = False
 
@@ -51,4 +56,5 @@ def register() -> None:
     compat.register_models(MODELS)
     compat.register_configs(CONFIGS)
     compat.register_config_hooks(tuple(MODELS))
+    compat.register_chat(CHAT_MODE, TOKENIZER, RENDERER)
     logger.info("vllm-kimi-k3 %s registered: models %s", __version__, ", ".join(MODELS))

@@ -4,6 +4,7 @@ Clients name the thinking `reasoning` or `reasoning_content` or send it as a con
 in any order, and put content into strings or parts. All of that ends here.
 """
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +23,14 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "tool_reference": "name",
 }
-_IMAGE_PARTS = frozenset({"image_url", "input_image", "image", "image_pil"})
+IMAGE_PARTS = frozenset({"image_url", "input_image", "image", "image_pil"})
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image part; the renderer takes its size from the request's slots."""
+    """An image part: where it comes from. The renderer takes its size from the request's slots."""
+
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,8 @@ def _read(message: Mapping[str, Any], where: str) -> Message:
             partial=message.get("partial") is True,
         )
     if result.role == "tool":
-        call_id = message.get("tool_call_id")
         name = _text(message.get("tool"), f"{where}.tool") or result.name
-        return replace(result, name=name, call_id=None if call_id is None else str(call_id))
+        return replace(result, name=name, call_id=_id(message.get("tool_call_id")))
     return result
 
 
@@ -118,8 +120,8 @@ def _read_content(content: object, where: str) -> tuple[tuple[str | Image, ...],
             parts.append(_text(part.get(_TEXT_PARTS[kind]), f"{at}.{_TEXT_PARTS[kind]}"))
         elif kind == "thinking":
             thoughts += _text(part.get("thinking"), f"{at}.thinking")
-        elif kind in _IMAGE_PARTS:
-            parts.append(Image())
+        elif kind in IMAGE_PARTS:
+            parts.append(Image(_source(part)))
         elif kind != "redacted_thinking":
             raise RequestError(at, part, "K3 takes text and image_url parts")
     return tuple(part for part in parts if part != ""), thoughts
@@ -141,9 +143,8 @@ def _read_call(call: object, where: str) -> Call:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
         raise RequestError(f"{where}.function.name", name, "a tool call needs the name of its function")
-    call_id = call.get("id")
     arguments = spell_arguments(function.get("arguments"), f"{where}.function.arguments")
-    return Call(None if call_id is None else str(call_id), name, arguments)
+    return Call(_id(call.get("id")), name, arguments)
 
 
 def _place_results(messages: Sequence[Message]) -> Iterator[Message]:
@@ -193,6 +194,16 @@ def _sort_run(run: Sequence[Message], calls: Sequence[Call], count: int) -> list
             )
         named.append(replace(message, name=name))
     return named
+
+
+def _source(part: Mapping[str, Any]) -> str:
+    """A string that differs for different images: address or data."""
+    given = {key: value for key, value in part.items() if key != "type"}
+    return json.dumps(given, sort_keys=True, default=str)
+
+
+def _id(value: object) -> str | None:
+    return None if value is None or value == "" else str(value)
 
 
 def _text(value: object, where: str) -> str:

@@ -23,7 +23,7 @@ class ImageSlot:
 class ChatRequest:
     """One conversation and everything that shapes its prompt.
 
-    `messages` are OpenAI chat messages as a client sends them, `tools` the top-level declarations. `images` has one slot
+    `messages` are OpenAI chat messages as clients send them, `tools` the top-level declarations. `images` has one slot
     for each image part in order; None writes the placeholder text in their place (text-only use of the encoder).
     """
 

@@ -70,6 +70,10 @@ class K3Tokenizer:
         self._special_spelling = re.compile("|".join(map(re.escape, longest_first)))
         self._fragments = lru_cache(maxsize=8192)(lambda text: tuple(self.encode(text)))
 
+    def __reduce__(self) -> tuple[type["K3Tokenizer"], tuple[dict[bytes, int], SpecialTokens]]:
+        ranks = {token: rank for rank, token in enumerate(self._bytes[: self.special.ranks])}
+        return K3Tokenizer, (ranks, self.special)
+
     @classmethod
     def from_directory(cls, directory: Path) -> "K3Tokenizer":
         """Read `tiktoken.model` and, where present, the added tokens of `tokenizer_config.json`.
