@@ -11,7 +11,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFunc, MambaStateCopyFuncCalculator
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsPP
-from vllm.model_executor.models.utils import PPMissingLayer, is_pp_missing_parameter, maybe_prefix
+from vllm.model_executor.models.utils import PPMissingLayer, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from vllm_kimi_k3.model.decoder import KimiDecoder
@@ -43,6 +43,7 @@ class KimiLinearForCausalLM(_HybridState, nn.Module, HasInnerState, SupportsPP, 
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
+        self.vllm_config = vllm_config
         text = vllm_config.model_config.hf_text_config
         self.model = KimiDecoder(vllm_config, text, maybe_prefix(prefix, "model"))
         if get_pp_group().is_last_rank:
@@ -78,8 +79,7 @@ class KimiLinearForCausalLM(_HybridState, nn.Module, HasInnerState, SupportsPP, 
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Fill the parameters of this rank and stage from published tensors."""
-        here = ((name, tensor) for name, tensor in weights if not is_pp_missing_parameter(name, self))
-        return load_weights(self, here)
+        return load_weights(self, range(self.model.start, self.model.end), self.vllm_config, weights)
 
 
 class KimiK3ForConditionalGeneration(_HybridState, nn.Module, HasInnerState, SupportsPP, IsHybrid):
@@ -116,6 +116,4 @@ class KimiK3ForConditionalGeneration(_HybridState, nn.Module, HasInnerState, Sup
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Fill the parameters of this rank and stage from published tensors."""
-        prefix = "language_model."
-        text = ((name.removeprefix(prefix), tensor) for name, tensor in weights if name.startswith(prefix))
-        return {prefix + name for name in self.language_model.load_weights(text)}
+        return {f"language_model.{name}" for name in self.language_model.load_weights(weights)}

@@ -6,12 +6,11 @@ import torch
 from torch import nn
 from transformers.configuration_utils import PretrainedConfig
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
@@ -35,8 +34,7 @@ class KimiDeltaAttention(nn.Module, MambaBase):
         super().__init__()
         linear = text.linear_attn_config
         heads, self.dim = linear["num_heads"], linear["head_dim"]
-        self.rank, size = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-        self.heads = heads // size
+        self.heads = heads // get_tensor_model_parallel_world_size()
         self.inner = self.heads * self.dim
         self.lower_bound, self.eps = linear["gate_lower_bound"], text.rms_norm_eps
         dtype, wide = vllm_config.model_config.dtype, heads * self.dim
@@ -58,10 +56,7 @@ class KimiDeltaAttention(nn.Module, MambaBase):
         self.A_log = _fp32(self.heads)
         self.dt_bias = _fp32(self.inner)
         self.o_norm = nn.Module()
-        self.o_norm.weight = nn.Parameter(torch.empty(self.dim, dtype=dtype), requires_grad=False)
-        for parameter in (self.A_log, self.dt_bias):
-            set_weight_attrs(parameter, {"weight_loader": self.load_heads})
-        set_weight_attrs(self.conv_weight, {"weight_loader": self.load_conv})
+        self.o_norm.weight = _fp32(self.dim)
 
         self.prefix = prefix
         self._shapes = state_shapes(text, vllm_config)
@@ -71,17 +66,6 @@ class KimiDeltaAttention(nn.Module, MambaBase):
         if prefix in context:
             raise ValueError(f"two attention layers are named {prefix}")
         context[prefix] = self
-
-    def load_heads(self, parameter: nn.Parameter, tensor: torch.Tensor) -> None:
-        """Copy this rank's heads; a stored vector may be longer than there are heads, its tail means nothing."""
-        count = parameter.shape[0]
-        parameter.data.copy_(tensor.flatten().narrow(0, self.rank * count, count))
-
-    def load_conv(self, parameter: nn.Parameter, tensor: torch.Tensor, name: str) -> None:
-        """Copy this rank's channels of the q, k or v convolution, stored [C, K] or [C, 1, K]."""
-        start = ("q_conv1d", "k_conv1d", "v_conv1d").index(name) * self.inner
-        rows = tensor.flatten(1).narrow(0, self.rank * self.inner, self.inner)
-        parameter.data.narrow(0, start, self.inner).copy_(rows)
 
     @property
     def mamba_type(self) -> MambaAttentionBackendEnum:

@@ -84,9 +84,7 @@ class LatentBackend(AttentionBackend):
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> MLAAttentionSpec:
         """One latent row a token, instead of a key and a value."""
-        return MLAAttentionSpec(
-            block_size=spec.block_size, num_kv_heads=1, head_size=spec.head_size, dtype=spec.dtype
-        )
+        return MLAAttentionSpec(block_size=spec.block_size, num_kv_heads=1, head_size=spec.head_size, dtype=spec.dtype)
 
 
 class LatentAttention(nn.Module, AttentionLayerBase):

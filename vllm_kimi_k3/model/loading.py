@@ -1,68 +1,82 @@
-"""From published tensor names to the model's parameters."""
+"""Filling the vLLM model from a checkpoint, as the weight plan says."""
 
-import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
 
-import torch
-from torch import nn
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
-_IN_PROJ = ("q_proj", "k_proj", "v_proj", "g_proj", "f_a_proj", "b_proj", "q_a_proj", "kv_a_proj_with_mqa")
+from vllm_kimi_k3.model.layout import Share
+from vllm_kimi_k3.model.shards import check_headers, iterate, read_index
+from vllm_kimi_k3.model.weights import Item, Problem, WeightError, WeightPlan, fill, plan_weights
 
-#: end of a published name, without ".weight" -> end of the parameter's name, arguments of its loader
-_PLACES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    **{f"self_attn.{name}": ("self_attn.in_proj.weight", (name,)) for name in _IN_PROJ},
-    "self_attn.kv_b_proj": ("self_attn.kv_b_proj.weight", ("kv_b_proj",)),
-    **{f"self_attn.{name}_conv1d": ("self_attn.conv_weight", (f"{name}_conv1d",)) for name in "qkv"},
-    **{
-        f"{mlp}.{name}_proj": (f"{mlp}.gate_up_proj.weight", (shard,))
-        for mlp in ("mlp", "block_sparse_moe.shared_experts")
-        for shard, name in enumerate(("gate", "up"))
-    },
-    **{
-        f"{site}_{part}": (f"{site}.{part}_weight", ())
-        for site in ("self_attention_res", "mlp_res", "output_attn_res")
-        for part in ("norm", "proj")
-    },
-}
-_LAYER = re.compile(r"(.*\.layers\.\d+\.|model\.)(.+?)(?:\.weight)?$")
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(w[123])\.(weight_packed|weight_scale)$")
+#: Load formats of vLLM that read safetensors files from a directory, which the plan can read slice by slice itself.
+_DIRECT_FORMATS = ("auto", "hf", "safetensors")
 
 
-def place(name: str) -> tuple[str, tuple[Any, ...]]:
-    """Parameter and loader arguments of a published tensor.
+def load_weights(
+    model: nn.Module, layers: range, vllm_config: VllmConfig, weights: Iterable[tuple[str, Tensor]]
+) -> set[str]:
+    """Fill the parameters of this rank and stage.
+
+    Names, shapes and types of the whole checkpoint are checked before anything is copied. With vLLM's default loader
+    only this rank's bytes are read; with any other, the tensors come from ``weights``, one alive at a time.
 
     Args:
-        name: the published name without the leading ``language_model.``.
-    """
-    expert = _EXPERT.match(name)
-    if expert:
-        stack = "w2" if expert[3] == "w2" else "w13"
-        return f"{expert[1]}.{stack}_{expert[4]}", (expert[3], int(expert[2]))
-    split = _LAYER.match(name)
-    if split and split[2] in _PLACES:
-        parameter, arguments = _PLACES[split[2]]
-        return split[1] + parameter, arguments
-    return name, ()
-
-
-def load_weights(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Fill a model's parameters from published tensors, one alive at a time.
-
-    Args:
-        model: the text model; its parameters are named as :func:`place` says.
-        weights: published name without the leading ``language_model.``, and tensor.
+        model: the text model; its parameters are named as in :mod:`vllm_kimi_k3.model.layout`.
+        layers: the layers of this pipeline stage.
+        vllm_config: vLLM's.
+        weights: published names and whole tensors, from vLLM's loader.
 
     Returns:
-        the names of the parameters that were filled.
+        the names of the parameters that were filled, which are all.
+
+    Raises:
+        WeightError: the checkpoint does not fit the model.
     """
+    share = Share(
+        layers=layers,
+        tp_rank=get_tensor_model_parallel_rank(),
+        tp_size=get_tensor_model_parallel_world_size(),
+    )
+    stream = iter(weights)
+    directory = Path(vllm_config.model_config.model)
+    if not directory.is_dir():
+        # vLLM downloads a model when the first tensor is asked for.
+        stream = chain([next(stream)], stream)
+        directory = _snapshot(vllm_config)
+    plan = plan_weights(vllm_config.model_config.hf_text_config, read_index(directory), share)
+    check_headers(plan, directory)
     parameters = dict(model.named_parameters())
-    filled = set()
-    for name, tensor in weights:
-        target, arguments = place(name)
-        parameter = parameters[target]
-        loader = getattr(parameter, "weight_loader", default_weight_loader)
-        loader(parameter, tensor, *arguments)
-        filled.add(target)
-    return filled
+    if vllm_config.load_config.load_format in _DIRECT_FORMATS:
+        return fill(parameters, iterate(plan, directory))
+    return fill(parameters, _from_stream(plan, stream))
+
+
+def _snapshot(vllm_config: VllmConfig) -> Path:
+    """Where a downloaded model lies."""
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            vllm_config.model_config.model,
+            revision=vllm_config.model_config.revision,
+            cache_dir=vllm_config.load_config.download_dir,
+            local_files_only=True,
+        )
+    )
+
+
+def _from_stream(plan: WeightPlan, stream: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[Item, Tensor]]:
+    """This rank's slices of the tensors that a loader of vLLM's gives, checked."""
+    items = {item.name: item for item in plan.items}
+    for name, tensor in stream:
+        item = items.pop(name, None)
+        if item is not None:
+            yield item, item.checked(item.take(tensor))
+    if items:
+        raise WeightError(
+            [Problem(item.name, item.shard, item.expected(), "nothing from the loader") for item in items.values()]
+        )

@@ -4,13 +4,11 @@ import torch
 from torch import nn
 from transformers.configuration_utils import PretrainedConfig
 from vllm.distributed import (
-    get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
     tensor_model_parallel_all_reduce,
 )
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_kimi_k3.model.mlp import SituMlp
 from vllm_kimi_k3.ops.experts import experts
@@ -42,38 +40,18 @@ class RoutedExperts(nn.Module):
 
     def __init__(self, text: PretrainedConfig) -> None:
         super().__init__()
-        self.rank = get_tensor_model_parallel_rank()
-        self.inner = text.moe_intermediate_size // get_tensor_model_parallel_world_size()
+        inner = text.moe_intermediate_size // get_tensor_model_parallel_world_size()
         self.beta = text.activation_situ_beta
         self.linear_beta = text.activation_situ_linear_beta
         count, latent = text.num_experts, text.routed_expert_hidden_size
         shapes = {
-            "w13_weight_packed": (count, 2 * self.inner, latent // 2),
-            "w13_weight_scale": (count, 2 * self.inner, latent // GROUP),
-            "w2_weight_packed": (count, latent, self.inner // 2),
-            "w2_weight_scale": (count, latent, self.inner // GROUP),
+            "w13_weight_packed": (count, 2 * inner, latent // 2),
+            "w13_weight_scale": (count, 2 * inner, latent // GROUP),
+            "w2_weight_packed": (count, latent, inner // 2),
+            "w2_weight_scale": (count, latent, inner // GROUP),
         }
         for name, shape in shapes.items():
-            parameter = nn.Parameter(torch.empty(shape, dtype=torch.uint8), requires_grad=False)
-            set_weight_attrs(parameter, {"weight_loader": self.load_expert})
-            self.register_parameter(name, parameter)
-
-    def load_expert(self, parameter: nn.Parameter, tensor: torch.Tensor, matrix: str, expert: int) -> None:
-        """Copy this rank's slice of one published tensor into its place.
-
-        Args:
-            parameter: the stacked packed weights or scales that hold it.
-            tensor: uint8, packed weights or scales of one matrix of one expert.
-            matrix: "w1", "w2" or "w3".
-            expert: its number.
-        """
-        target = parameter.data[expert]
-        if matrix == "w2":
-            width = target.shape[1]
-            target.copy_(tensor.narrow(1, self.rank * width, width))
-        else:
-            rows = target.narrow(0, 0 if matrix == "w1" else self.inner, self.inner)
-            rows.copy_(tensor.narrow(0, self.rank * self.inner, self.inner))
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=torch.uint8), requires_grad=False))
 
     def forward(self, latent: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[T, latent] to this rank's part of the weighted sum over experts, [T, latent]."""

@@ -37,6 +37,8 @@ def experts_reference(
     for expert in torch.unique(ids).tolist():
         token, slot = torch.nonzero(ids == expert, as_tuple=True)
         gate_up = F.linear(latent[token], dequantise(w13[expert], w13_scale[expert], latent.dtype))
-        out = F.linear(situ_reference(gate_up, beta, linear_beta), dequantise(w2[expert], w2_scale[expert], latent.dtype))
+        out = F.linear(
+            situ_reference(gate_up, beta, linear_beta), dequantise(w2[expert], w2_scale[expert], latent.dtype)
+        )
         total.index_add_(0, token, out.float() * weights[token, slot, None])
     return total.to(latent.dtype)
