@@ -27,6 +27,22 @@ class Settings:
     thinking_store_mb: int = 256
     #: Take only the effort names of Moonshot's own encoder (none, low, high, max), refuse the others.
     strict_effort: bool = False
+    #: Which implementation an operation uses where several fit: "experts=marlin,router=reference". Docs: kernels.md.
+    operations: str = ""
+
+    @property
+    def wanted_operations(self) -> dict[str, str]:
+        """:attr:`operations` as a mapping from operation to implementation.
+
+        Raises:
+            SettingError: an entry is not "name=implementation".
+        """
+        entries = [entry.strip() for entry in self.operations.split(",") if entry.strip()]
+        pairs = [entry.partition("=") for entry in entries]
+        wrong = [entry for entry, (name, _, label) in zip(entries, pairs, strict=True) if not name or not label]
+        if wrong:
+            raise SettingError(f"{PREFIX}OPERATIONS: {wrong[0]!r}: expected operation=implementation")
+        return {name.strip(): label.strip() for name, _, label in pairs}
 
 
 class SettingError(ValueError):

@@ -1,50 +1,102 @@
 """One operation with its implementations, and which of them runs where."""
 
+import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
+from vllm_kimi_k3.settings import settings
+
 logger = logging.getLogger("vllm.vllm_kimi_k3.ops")
+
+_Candidate = tuple[str, Callable[..., bool], Callable[..., Any]]
 
 
 class Operation:
     """A callable that runs the first fitting implementation on the device of its first tensor argument.
 
-    Implementations are tried in the order of registration; the reference fits everywhere and comes last. The choice
-    is made once per device type and logged once.
+    Implementations are tried in the order of registration; the reference fits everywhere and comes last. Each choice
+    is logged once per device type. The setting ``operations`` ("experts=reference,router=triton") restricts an
+    operation to one implementation besides the reference.
     """
 
     def __init__(self, name: str, reference: Callable[..., Any]) -> None:
         self.name = name
         self.reference = reference
-        self._fast: list[tuple[str, Callable[[torch.device], bool], Callable[..., Any]]] = []
-        self._chosen: dict[str, Callable[..., Any]] = {}
+        self._fast: list[tuple[str, Callable[[torch.device], bool], Callable[..., bool], Callable[..., Any]]] = []
+        self._candidates: dict[str, list[_Candidate]] = {}
+        self._logged: set[tuple[str, str]] = set()
 
-    def add(self, label: str, fits: Callable[[torch.device], bool], call: Callable[..., Any]) -> None:
+    def add(
+        self,
+        label: str,
+        fits: Callable[[torch.device], bool],
+        call: Callable[..., Any],
+        accepts: Callable[..., bool] | None = None,
+    ) -> None:
         """Register a fast implementation.
 
         Args:
             label: what the log calls it, such as "triton".
             fits: whether it runs on a device.
             call: takes and returns what the reference does.
+            accepts: whether it takes these arguments; None takes all.
         """
-        self._fast.append((label, fits, call))
-        self._chosen.clear()
+        self._fast.append((label, fits, accepts or _anything, call))
+        self._candidates.clear()
 
-    def on(self, device: torch.device) -> Callable[..., Any]:
-        """The implementation for a device."""
-        chosen = self._chosen.get(device.type)
-        if chosen is None:
-            label, chosen = "reference", self.reference
-            for candidate, fits, call in self._fast:
-                if fits(device):
-                    label, chosen = candidate, call
-                    break
-            self._chosen[device.type] = chosen
-            logger.debug("%s on %s: %s", self.name, device.type, label)
-        return chosen
+    def choose(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[str, Callable[..., Any]]:
+        """Label and implementation for these arguments."""
+        device = first.device
+        candidates = self._candidates.get(device.type)
+        if candidates is None:
+            wanted = settings().wanted_operations.get(self.name)
+            candidates = [
+                (label, accepts, call)
+                for label, fits, accepts, call in self._fast
+                if wanted in (None, label) and fits(device)
+            ]
+            self._candidates[device.type] = candidates
+        for label, accepts, call in candidates:
+            if accepts(first, *args, **kwargs):
+                break
+        else:
+            label, call = "reference", self.reference
+        if (device.type, label) not in self._logged:
+            self._logged.add((device.type, label))
+            logger.info("%s on %s: %s", self.name, device.type, label)
+        return label, call
 
     def __call__(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self.on(first.device)(first, *args, **kwargs)
+        return self.choose(first, *args, **kwargs)[1](first, *args, **kwargs)
+
+
+def _anything(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton kernels run on a device: any GPU, where Triton is installed."""
+    return device.type in ("cuda", "xpu") and importlib.util.find_spec("triton") is not None
+
+
+def kernel(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported at its first call, so that no machine needs Triton to import this package.
+
+    Args:
+        module: dotted path, such as "vllm_kimi_k3.ops.situ.triton".
+        name: of the function.
+    """
+
+    @cache
+    def load() -> Callable[..., Any]:
+        return getattr(importlib.import_module(module), name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return load()(*args, **kwargs)
+
+    return call
