@@ -1,14 +1,12 @@
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.chat.bodies import call, result
-from vllm_kimi_k3.chat.events import Arguments, CallEnd, CallStart, Content, End, Event, Reasoning
 from vllm_kimi_k3.chat.history import read_messages
-from vllm_kimi_k3.chat.recorder import TurnRecorder
 from vllm_kimi_k3.chat.scope import RequestScope, tenant_of
-from vllm_kimi_k3.chat.thinking import Outcome, ThinkingStore, conversation_of
+from vllm_kimi_k3.chat.thinking import Outcome, ThinkingStore, conversation_of, generated_turn, turn_keys
 
 ANNA = tenant_of([(b"authorization", b"Bearer anna")])
 BERT = tenant_of([(b"Authorization", b"Bearer bert")])
@@ -17,45 +15,42 @@ AGAIN = {"role": "user", "content": "And 6 times 8?"}
 ANSWER = {"role": "assistant", "content": "42"}
 
 
-class Counts(list[Outcome]):
-    def __call__(self, outcome: Outcome) -> None:
-        self.append(outcome)
+class Generated(NamedTuple):
+    """A turn as the server made it; calls are (id, name, arguments)."""
+
+    reasoning: str
+    content: str = ""
+    calls: tuple[tuple[str, str, str], ...] = ()
 
 
-def generate(store: ThinkingStore, tenant: bytes, history: list[dict[str, Any]], events: list[Event]) -> None:
-    """A turn as the server makes it: rendered, then generated."""
-    scope = RequestScope(tenant)
-    scope.rendered(conversation_of(tenant, read_messages(history)))
-    recorder = TurnRecorder(store, scope)
-    for event in events:
-        recorder.watch([event])
-    recorder.finish()
+def generate(store: ThinkingStore, tenant: bytes, history: list[dict[str, Any]], made: Generated) -> None:
+    """Store a turn that was generated after `history`."""
+    conversation = conversation_of(tenant, read_messages(history))
+    store.put(turn_keys(tenant, conversation, generated_turn(made.content, made.calls)), made.reasoning)
 
 
 def thoughts(store: ThinkingStore, tenant: bytes, history: list[dict[str, Any]]) -> list[str]:
     return [m.reasoning for m in store.restore(tenant, read_messages(history)) if m.role == "assistant"]
 
 
-PLAIN: list[Event] = [Reasoning("six "), Reasoning("sevens"), Content("4"), Content("2"), End(False)]
-CALLED: list[Event] = [
-    Reasoning("ask the tool"),
-    CallStart(0, "call_1", "times"),
-    Arguments(0, '{"a": 6, "b": '),
-    Arguments(0, "[7.0]}"),
-    CallEnd(0),
-    End(False),
-]
+PLAIN = Generated("six sevens", "42")
+CALLED = Generated("ask the tool", calls=(("call_1", "times", '{"a": 6, "b": [7.0]}'),))
 
 
 @pytest.fixture
-def store() -> ThinkingStore:
-    return ThinkingStore(1 << 20, Counts())
+def counted() -> list[Outcome]:
+    return []
 
 
-def test_dropped_thinking_comes_back(store: ThinkingStore) -> None:
+@pytest.fixture
+def store(counted: list[Outcome]) -> ThinkingStore:
+    return ThinkingStore(1 << 20, counted.append)
+
+
+def test_dropped_thinking_comes_back(store: ThinkingStore, counted: list[Outcome]) -> None:
     generate(store, ANNA, [USER], PLAIN)
     assert thoughts(store, ANNA, [USER, ANSWER, AGAIN]) == ["six sevens"]
-    assert store._count == [Outcome.STORED, Outcome.RESTORED]
+    assert counted == [Outcome.STORED, Outcome.RESTORED]
 
 
 def test_thinking_that_was_sent_stays(store: ThinkingStore) -> None:
@@ -82,10 +77,12 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("history", OTHERS.values(), ids=OTHERS)
-def test_another_conversation_gets_nothing(store: ThinkingStore, history: list[dict[str, Any]]) -> None:
+def test_another_conversation_gets_nothing(
+    store: ThinkingStore, counted: list[Outcome], history: list[dict[str, Any]]
+) -> None:
     generate(store, ANNA, [USER], PLAIN)
     assert thoughts(store, ANNA, history) == [""]
-    assert store._count == [Outcome.STORED, Outcome.UNKNOWN]
+    assert counted == [Outcome.STORED, Outcome.UNKNOWN]
 
 
 def test_another_key_gets_nothing(store: ThinkingStore) -> None:
@@ -111,34 +108,31 @@ def test_a_turn_with_other_ids_is_known_by_its_calls(store: ThinkingStore, argum
 
 def test_a_later_turn_knows_the_whole_conversation(store: ThinkingStore) -> None:
     generate(store, ANNA, [USER], PLAIN)
-    more: list[Event] = [Reasoning("six eights"), Content("48"), End(False)]
-    generate(store, ANNA, [USER, ANSWER, AGAIN], more)
+    generate(store, ANNA, [USER, ANSWER, AGAIN], Generated("six eights", "48"))
     history = [USER, ANSWER, AGAIN, {"role": "assistant", "content": "48"}]
     assert thoughts(store, ANNA, history) == ["six sevens", "six eights"]
     assert thoughts(store, ANNA, history[2:]) == [""]
 
 
-def test_several_conversations_in_one_request_are_not_told_apart(store: ThinkingStore) -> None:
+def test_a_request_knows_its_conversation_only_if_it_has_one() -> None:
+    first, second = (conversation_of(ANNA, read_messages([message])) for message in (USER, AGAIN))
     scope = RequestScope(ANNA)
-    scope.rendered(conversation_of(ANNA, read_messages([USER])))
-    scope.rendered(conversation_of(ANNA, read_messages([AGAIN])))
-    recorder = TurnRecorder(store, scope)
-    recorder.watch(PLAIN)
-    recorder.finish()
-    assert store.bytes_held == 0
+    assert scope.conversation is None
+    scope.rendered(first)
+    scope.rendered(first)
+    assert scope.conversation == first
+    scope.rendered(second)
+    assert scope.conversation is None
 
 
-def test_a_continued_turn_is_not_stored(store: ThinkingStore) -> None:
+def test_a_request_that_continues_a_turn_has_no_conversation() -> None:
     scope = RequestScope(ANNA)
     scope.rendered(None)
-    recorder = TurnRecorder(store, scope)
-    recorder.watch(PLAIN)
-    recorder.finish()
-    assert store.bytes_held == 0
+    assert scope.conversation is None
 
 
-def test_the_bound_holds_and_the_least_used_goes() -> None:
-    store = ThinkingStore(6000, Counts())
+def test_the_bound_holds_and_the_least_used_goes(counted: list[Outcome]) -> None:
+    store = ThinkingStore(6000, counted.append)
     for number in range(3):
         store.put([bytes([number])], "x" * 300)
         store.get([b"\0"])
@@ -146,7 +140,7 @@ def test_the_bound_holds_and_the_least_used_goes() -> None:
     assert store.get([b"\0"]) and store.get([b"\2"])
     store.put([b"\3"], "x" * 300)
     assert store.get([b"\0"]) is None or store.get([b"\2"]) is None
-    assert Outcome.EVICTED in store._count
+    assert Outcome.EVICTED in counted
 
 
 def test_too_large_for_the_store_is_not_stored(store: ThinkingStore) -> None:
