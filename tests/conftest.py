@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 # Before anything imports vLLM, which reads them once.
 os.environ.update(
@@ -17,6 +18,10 @@ os.environ.update(
 )
 # The engine in the test's own process starts in a third of the time, and a test can look inside it.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+# Without a GPU, kernels run in Triton's interpreter, which Triton chooses when it is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -1,0 +1,10 @@
+"""Where kernel tests run: on the GPU if there is one, else in Triton's interpreter (fp32; its bf16 products are wrong)."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+#: Sums in another order.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
