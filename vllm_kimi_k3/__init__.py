@@ -28,6 +28,11 @@ CHAT_MODE = "kimi_k3"
 TOKENIZER = f"{ROOT}.chat.vllm_tokenizer:KimiK3Tokenizer"
 RENDERER = f"{ROOT}.chat.vllm_renderer:KimiK3Renderer"
 
+#: our parsers, under the same name
+PARSER = f"{ROOT}.chat.vllm_parsers:KimiK3Parser"
+REASONING_PARSER = f"{ROOT}.chat.vllm_parsers:KimiK3ReasoningParser"
+TOOL_PARSER = f"{ROOT}.chat.vllm_parsers:KimiK3ToolParser"
+
 logger = logging.getLogger(f"vllm.{ROOT}")
 _done = False
 
@@ -57,4 +62,5 @@ def register() -> None:
     compat.register_configs(CONFIGS)
     compat.register_config_hooks(tuple(MODELS))
     compat.register_chat(CHAT_MODE, TOKENIZER, RENDERER)
+    compat.register_parsers(CHAT_MODE, PARSER, REASONING_PARSER, TOOL_PARSER)
     logger.info("vllm-kimi-k3 %s registered: models %s", __version__, ", ".join(MODELS))

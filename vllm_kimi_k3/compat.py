@@ -6,8 +6,10 @@ that states what it changes and for which versions, checks what it patches, refu
 until a K3 model is served.
 """
 
+import functools
 import importlib
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 SUPPORTED = ((0, 32), (0, 34))
 SUPPORTED_TEXT = ">=0.32,<0.34"
+
+logger = logging.getLogger("vllm.vllm_kimi_k3")
 
 
 def load(target: str) -> Any:
@@ -87,6 +91,9 @@ def register_config_hooks(architectures: Iterable[str]) -> None:
 
             parallel = vllm_config.parallel_config
             check_parallel(vllm_config.model_config.hf_text_config, parallel.tensor_parallel_size)
+            # Our grammars cover the thinking; vLLM would let them begin only after it, and never if it is not closed.
+            vllm_config.structured_outputs_config.enable_in_reasoning = True
+            set_hash_unit(vllm_config)
 
     class KimiK3Convertor(ModelArchConfigConvertorBase):
         def is_deepseek_mla(self) -> bool:
@@ -114,6 +121,65 @@ def uses_vllm_mla() -> bool:
     return False
 
 
+def set_hash_unit(vllm_config: "VllmConfig") -> None:
+    """Where prefix caching is on, have vLLM hash prompts as finely as our cache finds them.
+
+    Raises:
+        ValueError: the settings' unit is neither 64 nor 128.
+    """
+    from vllm_kimi_k3.cache.unit import hash_block
+    from vllm_kimi_k3.settings import settings
+
+    unit, cache = settings().hash_unit, vllm_config.cache_config
+    if unit not in (64, 128):
+        raise ValueError(f"VLLM_KIMI_K3_HASH_UNIT={unit}: the hash unit of the prefix cache is 128 or 64 tokens")
+    if not cache.enable_prefix_caching:
+        return
+    if cache.prefix_match_unit not in (None, unit, hash_block(unit)):
+        logger.warning(
+            "--prefix-match-unit %s has no effect on K3: set VLLM_KIMI_K3_HASH_UNIT (now %s) instead",
+            cache.prefix_match_unit,
+            unit,
+        )
+    cache.prefix_match_unit = hash_block(unit)
+
+
+def patch_scheduler() -> None:
+    """Let our cache say where a prompt's step ends (vLLM 0.32 and 0.33; there is no registry for this).
+
+    vLLM cuts a prompt's step where a state must land, at pages and again at the prompt's last hash block; ours is given
+    out from inside a step. Changes ``Scheduler._mamba_block_aligned_split``, for schedulers whose KDA groups are ours.
+
+    Raises:
+        RuntimeError: the method does not have the parameters that are known here.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler._mamba_block_aligned_split
+    if getattr(original, "kimi_k3", False):
+        return
+    expected = ["self", "request", "num_new_tokens", "num_new_local_computed_tokens", "num_external_computed_tokens"]
+    if list(inspect.signature(original).parameters) != expected:
+        raise RuntimeError(f"vLLM's Scheduler._mamba_block_aligned_split no longer takes {expected}")
+
+    @functools.wraps(original)
+    def split(
+        self: Any,
+        request: Any,
+        num_new_tokens: int,
+        num_new_local_computed_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+    ) -> int:
+        from vllm_kimi_k3.cache.schedule import state_managers, step_tokens
+
+        managers = state_managers(self)
+        arguments = (request, num_new_tokens, num_new_local_computed_tokens, num_external_computed_tokens)
+        return step_tokens(self, managers, *arguments) if managers else original(self, *arguments)
+
+    split.kimi_k3 = True  # type: ignore[attr-defined]
+    Scheduler._mamba_block_aligned_split = split  # type: ignore[method-assign]
+
+
 def register_chat(mode: str, tokenizer: str, renderer: str) -> None:
     """Put our tokenizer and renderer under vLLM's name for K3's; a name that is there logs a warning, so drop it."""
     from vllm.renderers.registry import RENDERER_REGISTRY
@@ -125,6 +191,128 @@ def register_chat(mode: str, tokenizer: str, renderer: str) -> None:
     RENDERER_REGISTRY.register(mode, *renderer.split(":"))
 
 
+def register_parsers(name: str, unified: str, reasoning: str, tool: str) -> None:
+    """Put our reasoning, tool and unified parsers under vLLM's name for K3's, and let grammars see K3's vocabulary."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    ReasoningParserManager.reasoning_parsers.pop(name, None)
+    ReasoningParserManager.register_lazy_module(name, *reasoning.split(":"))
+    ToolParserManager.tool_parsers.pop(name, None)
+    ToolParserManager.register_lazy_module(name, *tool.split(":"))
+    patch_unified_parser(name, unified)
+    patch_grammar_vocabulary()
+
+
+def patch_unified_parser(name: str, unified: str) -> None:
+    """0.32, 0.33: where a parser is `name`, the unified parser is ours. vLLM has no registry for these."""
+    from vllm.parser.parser_manager import ParserManager
+    from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
+
+    def make(compose: Any) -> Any:
+        def _compose_parser(
+            cls: Any, tool_parser_name: str | None, reasoning_parser_name: str | None, **rest: Any
+        ) -> Any:
+            if name not in (tool_parser_name, reasoning_parser_name):
+                return compose.__func__(cls, tool_parser_name, reasoning_parser_name, **rest)
+            level = rest["tool_strict_level"]
+            tool = cls.get_tool_parser(tool_parser_name, rest["enable_auto_tools"], rest["model_name"])
+            attributes = {
+                "reasoning_parser_cls": cls.get_reasoning_parser(reasoning_parser_name),
+                "tool_parser_cls": tool,
+                "tool_strict_level": level and ToolStrictLevel.from_name(level),
+            }
+            parser = load(unified)
+            return type(parser.__name__, (parser,), attributes)
+
+        return classmethod(_compose_parser)
+
+    _wrap(ParserManager, "_compose_parser", ("cls", "tool_parser_name", "reasoning_parser_name"), make)
+
+
+def patch_grammar_vocabulary() -> None:
+    """0.32, 0.33: with K3's tokenizer, xgrammar gets bytes for tokens and no spelling for special ones.
+
+    vLLM hands it the vocabulary as text, where `<|close|>` inside a JSON string would stand for the special token.
+    """
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    def make(initialise: Callable[[Any], None]) -> Callable[[Any], None]:
+        def initialise_with_bytes(self: Any) -> None:
+            initialise(self)
+            from vllm_kimi_k3.chat.vllm_tokenizer import KimiK3Tokenizer
+
+            if isinstance(self.tokenizer, KimiK3Tokenizer):
+                from vllm_kimi_k3.chat.vllm_structure import grammar_compiler
+
+                self.compiler = grammar_compiler(self.tokenizer.k3, self.vocab_size)
+
+        return initialise_with_bytes
+
+    _wrap(XgrammarBackend, "__post_init__", ("self",), make)
+
+
+def patch_finish_reason() -> None:
+    """0.32: a whole answer that ran into the token limit says `length` also where it has calls; 0.33 does so itself."""
+    import vllm
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+
+    if not vllm.__version__.startswith("0.32."):
+        return
+
+    def make(generate: Any) -> Any:
+        async def chat_completion_full_generator(
+            self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            outputs: list[Any] = []
+
+            async def watched() -> Any:
+                async for result in result_generator:
+                    outputs[:] = result.outputs
+                    yield result
+
+            response = await generate(self, request, watched(), *args, **kwargs)
+            if serves_k3(self):
+                reasons = {output.index: output.finish_reason for output in outputs}
+                for choice in getattr(response, "choices", ()):
+                    if choice.finish_reason == "tool_calls" and (
+                        reasons[choice.index] == "length" or not choice.message.tool_calls
+                    ):
+                        choice.finish_reason = reasons[choice.index]
+            return response
+
+        return chat_completion_full_generator
+
+    _wrap(OpenAIServingChat, "chat_completion_full_generator", ("self", "request", "result_generator"), make)
+
+
+def patch_anthropic_arguments() -> None:
+    """0.32, 0.33: whole Messages answers survive calls whose arguments are no JSON object."""
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    def make(convert: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def messages_full_converter(self: Any, generator: Any) -> Any:
+            if serves_k3(self):
+                from vllm_kimi_k3.chat.vllm_messages import as_anthropic_calls
+
+                for choice in generator.choices:
+                    cut = choice.finish_reason == "length"
+                    choice.message.tool_calls = as_anthropic_calls(choice.message.tool_calls, cut)
+            return convert(self, generator)
+
+        return messages_full_converter
+
+    _wrap(AnthropicServingMessages, "messages_full_converter", ("self", "generator"), make)
+
+
+def serves_k3(serving: Any) -> bool:
+    """Whether one of vLLM's serving objects parses with our parser."""
+    from vllm_kimi_k3.chat.vllm_parsers import KimiK3Parser
+
+    parser = getattr(serving, "parser_cls", None)
+    return parser is not None and issubclass(parser, KimiK3Parser)
+
+
 def patch_chat_server() -> None:
     """Patch the API server that this process runs, if it runs one; the K3 renderer calls this when it is made."""
     if "vllm.entrypoints.launchers.app" not in sys.modules:
@@ -132,6 +320,8 @@ def patch_chat_server() -> None:
     patch_middleware()
     patch_chat_params()
     patch_anthropic()
+    patch_anthropic_arguments()
+    patch_finish_reason()
 
 
 def patch_middleware() -> None:

@@ -134,7 +134,12 @@ def test_strict_calls_satisfy_the_schema(seed: int, thinking: bool):
     result = run(ids, start=Mode.THINK if thinking else Mode.RESPONSE, schemas={"t": STRICT})
     assert result.names == ["t"] and result.complete == [True]
     jsonschema.validate(json.loads(result.arguments[0]), STRICT)
-    assert set(result.repairs) <= {Repair.THINK_CLOSE_INFERRED, Repair.BYTES_INVALID, Repair.SPECIAL_DROPPED}
+    assert set(result.repairs) <= {
+        Repair.THINK_CLOSE_INFERRED,
+        Repair.BYTES_INVALID,
+        Repair.SPECIAL_DROPPED,
+        Repair.TYPE_FROM_SCHEMA,
+    }
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -82,6 +82,11 @@ class OutputParser:
         self.mode = start
         self._listen()
 
+    @property
+    def reasoning(self) -> str:
+        """All text of the think channel so far."""
+        return "".join(self._thoughts)
+
     # Input
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
@@ -372,7 +377,7 @@ class OutputParser:
         """Deliver the reasoning once more as content where it must have been the answer."""
         if self._answered or self._tools_seen or not (self._orphan or self._never_empty):
             return
-        text = "".join(self._thoughts)
+        text = self.reasoning
         if text:
             self._repair(Repair.ANSWER_FROM_REASONING)
             self._events.append(Content(text))

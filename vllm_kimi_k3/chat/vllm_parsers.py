@@ -2,12 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from vllm.entrypoints.generate.base.protocol import (
-    DeltaFunctionCall,
     DeltaMessage,
-    DeltaToolCall,
     ExtractedToolCallInformation,
     FunctionCall,
     ToolCall,
@@ -17,99 +14,17 @@ from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
+from vllm_kimi_k3.chat import scope
 from vllm_kimi_k3.chat.arguments import Schema
 from vllm_kimi_k3.chat.events import Arguments, CallStart, Content, Event, Reasoning
 from vllm_kimi_k3.chat.parser import Mode, OutputParser
-from vllm_kimi_k3.chat.pieces import Pieces
 from vllm_kimi_k3.chat.prompt import content_start, reasoning_ended, reasoning_ends_in, resume
 from vllm_kimi_k3.chat.repairs import Repair, ignore, record
 from vllm_kimi_k3.chat.stops import StopGate
+from vllm_kimi_k3.chat.vllm_memory import Turn
+from vllm_kimi_k3.chat.vllm_messages import delta_message, pieces_of, thinks, tool_schemas, whole_message
 from vllm_kimi_k3.chat.vllm_structure import constrain
 from vllm_kimi_k3.settings import settings
-
-_pieces: WeakKeyDictionary[Any, Pieces] = WeakKeyDictionary()
-
-
-def pieces_of(tokenizer: Any) -> Pieces:
-    """The text table of a K3 tokenizer, made once for each.
-
-    Raises TypeError for any other tokenizer: only K3's knows the bytes of a token and which ids are special.
-    """
-    if tokenizer not in _pieces:
-        core = getattr(tokenizer, "k3", tokenizer)
-        if not hasattr(core, "token_bytes") or not hasattr(core, "special"):
-            raise TypeError(
-                f"the kimi_k3 parsers need the kimi_k3 tokenizer, got {type(tokenizer).__name__}; "
-                "start the server with --tokenizer-mode kimi_k3"
-            )
-        _pieces[tokenizer] = Pieces(core.special, core.token_bytes)
-    return _pieces[tokenizer]
-
-
-def thinks(chat_template_kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether a request thinks, as far as its template arguments say; the prompt's ids know better."""
-    arguments = chat_template_kwargs or {}
-    thinking = arguments.get("thinking")
-    return bool(arguments.get("enable_thinking", True) if thinking is None else thinking)
-
-
-def tool_schemas(tools: Iterable[Any] | None, messages: Iterable[Any] | None = None) -> dict[str, Schema]:
-    """`parameters` by tool name, from a request's tools (Chat or Responses) and those declared in its messages."""
-    schemas: dict[str, Schema] = {}
-    declared = [
-        tool for message in messages or () if isinstance(message, Mapping) for tool in message.get("tools") or ()
-    ]
-    for tool in [*declared, *(tools or ())]:
-        if not isinstance(tool, Mapping):
-            tool = tool.model_dump()
-        function = tool.get("function") if isinstance(tool.get("function"), Mapping) else tool
-        if isinstance(function.get("name"), str) and isinstance(function.get("parameters"), Mapping | bool):
-            schemas[function["name"]] = function["parameters"]
-    return schemas
-
-
-def delta_message(events: Sequence[Event]) -> DeltaMessage | None:
-    """One streaming delta. Fields that have nothing stay unset: they are not sent."""
-    if len(events) == 1:
-        event = events[0]
-        if isinstance(event, Reasoning):
-            return DeltaMessage(reasoning=event.text)
-        if isinstance(event, Content):
-            return DeltaMessage(content=event.text)
-    fields: dict[str, Any] = {}
-    calls: list[DeltaToolCall] = []
-    for event in events:
-        if isinstance(event, Reasoning):
-            fields["reasoning"] = fields.get("reasoning", "") + event.text
-        elif isinstance(event, Content):
-            fields["content"] = fields.get("content", "") + event.text
-        elif isinstance(event, CallStart):
-            function = DeltaFunctionCall(name=event.name, arguments="")
-            calls.append(DeltaToolCall(index=event.index, id=event.id, type="function", function=function))
-        elif isinstance(event, Arguments):
-            if not calls or calls[-1].index != event.index or calls[-1].function is None:
-                calls.append(DeltaToolCall(index=event.index, function=DeltaFunctionCall(arguments=event.text)))
-            else:
-                calls[-1].function.arguments = (calls[-1].function.arguments or "") + event.text
-    if calls:
-        fields["tool_calls"] = calls
-    return DeltaMessage(**fields) if fields else None
-
-
-def whole_message(events: Sequence[Event]) -> tuple[str | None, str | None, list[FunctionCall]]:
-    """Reasoning, content and calls of a complete output; None where there is no text."""
-    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
-    content = "".join(event.text for event in events if isinstance(event, Content))
-    starts = [event for event in events if isinstance(event, CallStart)]
-    arguments: list[list[str]] = [[] for _ in starts]
-    for event in events:
-        if isinstance(event, Arguments):
-            arguments[event.index - starts[0].index].append(event.text)
-    calls = [
-        FunctionCall(id=start.id, name=start.name, arguments="".join(parts))
-        for start, parts in zip(starts, arguments, strict=True)
-    ]
-    return reasoning or None, content or None, calls
 
 
 class KimiK3Parser(Parser):
@@ -129,6 +44,8 @@ class KimiK3Parser(Parser):
         self._gate: StopGate | None = None
         self._from_ids: bool | None = None
         self._fed = 0
+        self._scope = scope.current.get()
+        self._turn = Turn()
 
     def adjust_request(self, request: Any) -> Any:
         """Keep markers in the text, and constrain the output where the request asks for it."""
@@ -163,8 +80,8 @@ class KimiK3Parser(Parser):
     ) -> tuple[str | None, str | None, list[FunctionCall] | None]:
         """Reasoning, content and calls of a whole output, from its ids where they are given."""
         self._begin(request)
-        events = self._feed(model_output, model_output_token_ids, finished=True)
-        reasoning, content, calls = whole_message(self._wanted(events, request))
+        events = self._feed(model_output, model_output_token_ids, request, finished=True)
+        reasoning, content, calls = whole_message(events)
         return reasoning, content, calls or None
 
     def parse_delta(
@@ -181,7 +98,7 @@ class KimiK3Parser(Parser):
             if prompt_token_ids is not None:
                 self._prompt_ids = prompt_token_ids
             self._begin(request)
-        return delta_message(self._wanted(self._feed(delta_text, delta_token_ids, finished), request))
+        return delta_message(self._feed(delta_text, delta_token_ids, request, finished))
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         """Tokens of the think channel, markers not counted. Costs nothing for the ids that were just parsed."""
@@ -195,6 +112,7 @@ class KimiK3Parser(Parser):
         self._machine = self._new_machine(tool_schemas(self._tools, getattr(request, "messages", None)), record)
         self._fed = 0
         self._from_ids = None
+        self._turn = Turn()
         self._gate = StopGate(self.pieces) if getattr(request, "stop", None) else None
 
     def _new_machine(self, schemas: Mapping[str, Schema], on_repair: Any) -> OutputParser:
@@ -204,7 +122,7 @@ class KimiK3Parser(Parser):
             resume(machine, self._prompt_ids)
         return machine
 
-    def _feed(self, text: str, ids: Sequence[int], finished: bool) -> list[Event]:
+    def _feed(self, text: str, ids: Sequence[int], request: Any, finished: bool) -> list[Event]:
         machine = self._machine
         assert machine is not None
         if self._from_ids is None and (text or ids):
@@ -216,12 +134,19 @@ class KimiK3Parser(Parser):
             events = machine.feed(ids)
         else:
             events = self._gate.feed(machine, ids, text, finished)
-        return events + machine.finish() if finished else events
-
-    def _wanted(self, events: list[Event], request: Any) -> list[Event]:
-        """Leave out what the request does not want."""
+        if finished:
+            events += machine.finish()
+        events = self._wanted(events, request)
+        if self._scope is not None:
+            self._turn.extend(events)
+            if finished:
+                self._turn.remember(self._scope, machine.reasoning)
         if not getattr(request, "include_reasoning", True):
             events = [event for event in events if not isinstance(event, Reasoning)]
+        return events
+
+    def _wanted(self, events: list[Event], request: Any) -> list[Event]:
+        """Leave out calls that the request did not want."""
         if self._tool_parser is None or getattr(request, "tool_choice", None) == "none":
             for event in events:
                 if isinstance(event, CallStart):

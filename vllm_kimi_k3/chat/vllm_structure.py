@@ -4,15 +4,31 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vllm import envs
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.abstract_parser import structured_outputs_to_format
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_kimi_k3.chat.structure import Format, Grammar, Tool, json_value
+from vllm_kimi_k3.chat.structure import Format, Grammar, Tool, grammar_vocabulary, json_value
+from vllm_kimi_k3.chat.tokenizer import K3Tokenizer
 from vllm_kimi_k3.chat.tokens import SpecialTokens
 
 # A field that xgrammar ignores; it tells a tag that this module made from one that a client sent.
 _MARK = "vllm_kimi_k3"
+
+
+def grammar_compiler(k3: K3Tokenizer, size: int) -> Any:
+    """xgrammar's compiler for K3's vocabulary; `size` is the number of logits."""
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo(
+        grammar_vocabulary(k3.special, k3.token_bytes, size),
+        vocab_type=xgrammar.VocabType.RAW,
+        vocab_size=size,
+        stop_token_ids=[k3.special.end_of_msg],
+    )
+    cache = envs.VLLM_XGRAMMAR_CACHE_MB << 20
+    return xgrammar.GrammarCompiler(info, max_threads=8, cache_enabled=True, cache_limit_bytes=cache)
 
 
 def request_tools(tools: Iterable[Any] | None, all_strict: bool) -> list[Tool]:
