@@ -1,4 +1,4 @@
-"""Where kernel tests run: on the GPU if there is one, else in Triton's interpreter (fp32; its bf16 products are wrong)."""
+"""Where kernel tests run: on the GPU, or without one in Triton's interpreter (fp32: its bf16 products are wrong)."""
 
 import pytest
 import torch

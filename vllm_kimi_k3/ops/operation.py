@@ -61,11 +61,8 @@ class Operation:
                 if wanted in (None, label) and fits(device)
             ]
             self._candidates[device.type] = candidates
-        for label, accepts, call in candidates:
-            if accepts(first, *args, **kwargs):
-                break
-        else:
-            label, call = "reference", self.reference
+        fitting = ((label, call) for label, accepts, call in candidates if accepts(first, *args, **kwargs))
+        label, call = next(fitting, ("reference", self.reference))
         if (device.type, label) not in self._logged:
             self._logged.add((device.type, label))
             logger.info("%s on %s: %s", self.name, device.type, label)
@@ -85,7 +82,7 @@ def runs_triton(device: torch.device) -> bool:
 
 
 def kernel(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module that is imported at its first call, so that no machine needs Triton to import this package.
+    """A function of a module that is imported at its first call: no machine needs Triton to import this package.
 
     Args:
         module: dotted path, such as "vllm_kimi_k3.ops.situ.triton".

@@ -26,14 +26,16 @@ def situ_value(gate, up, beta, linear_beta, BOUND_UP: tl.constexpr):
 
 
 @triton.jit
-def _situ(gate_up, out, beta, linear_beta, row_stride, I: tl.constexpr, BLOCK: tl.constexpr, BOUND_UP: tl.constexpr):
+def _situ(
+    gate_up, out, beta, linear_beta, row_stride, INNER: tl.constexpr, BLOCK: tl.constexpr, BOUND_UP: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < I
+    inside = column < INNER
     gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_stride + I + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + INNER + column, mask=inside, other=0.0).to(tl.float32)
     value = situ_value(gate, up, beta, linear_beta, BOUND_UP)
-    tl.store(out + row * I + column, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * INNER + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 def situ(gate_up: torch.Tensor, beta: float, linear_beta: float | None) -> torch.Tensor:
@@ -50,7 +52,7 @@ def situ(gate_up: torch.Tensor, beta: float, linear_beta: float | None) -> torch
         float(beta),
         float(linear_beta or 1.0),
         rows.stride(0),
-        I=inner,
+        INNER=inner,
         BLOCK=block,
         BOUND_UP=linear_beta is not None,
         num_warps=4,
