@@ -180,6 +180,26 @@ def patch_scheduler() -> None:
     Scheduler._mamba_block_aligned_split = split  # type: ignore[method-assign]
 
 
+def patch_cpu_pipeline() -> None:
+    """0.32: a later pipeline stage on CPU allocates what it receives into. vLLM does so in a run that eager mode skips.
+
+    The decoder calls this in a worker whose stage is not the first.
+    """
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    def make(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
+        def warming_up_model(self: Any) -> None:
+            warm_up(self)
+            if self.intermediate_tensors is None:
+                self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+                    batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+                )
+
+        return warming_up_model
+
+    _wrap(CPUModelRunner, "warming_up_model", ("self",), make)
+
+
 def register_chat(mode: str, tokenizer: str, renderer: str) -> None:
     """Put our tokenizer and renderer under vLLM's name for K3's; a name that is there logs a warning, so drop it."""
     from vllm.renderers.registry import RENDERER_REGISTRY

@@ -27,6 +27,10 @@ class Settings:
     thinking_store_mb: int = 256
     #: Take only the effort names of Moonshot's own encoder (none, low, high, max), refuse the others.
     strict_effort: bool = False
+    #: Tokens of the prefix cache's hash unit: prefixes are found in steps of it. 128 or 64.
+    hash_unit: int = 128
+    #: The largest part of the cache's blocks that kept KDA states may hold, in (0, 1].
+    state_share: float = 0.75
     #: Which implementation an operation uses where several fit: "experts=marlin,router=reference". Docs: kernels.md.
     operations: str = ""
 

@@ -13,7 +13,9 @@ from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_kimi_k3.cache.spec import state_spec
 from vllm_kimi_k3.model.kda_state import KdaBackend, KdaMetadata, state_dtypes, state_shapes
 from vllm_kimi_k3.model.projection import FusedProjection, Segment
 from vllm_kimi_k3.ops.gated_norm import gated_norm
@@ -79,6 +81,9 @@ class KimiDeltaAttention(nn.Module, MambaBase):
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
         return self._dtypes
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
+        return state_spec(super().get_kv_cache_spec(vllm_config), vllm_config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden], reduced over tensor-parallel ranks."""

@@ -17,6 +17,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from vllm_kimi_k3.cache.exports import step_exports
+
 
 def state_shapes(text: PretrainedConfig, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
     """Shapes of a page on one rank: the conv window [rows, 3 * heads * dim] and the state [heads, V, K]."""
@@ -85,7 +87,11 @@ class KdaMetadataBuilder(AttentionMetadataBuilder[KdaMetadata]):
         decodes = 0
         while decodes < count and new[decodes] == 1 and not fresh[decodes]:
             decodes += 1
-        return KdaMetadata(starts, page_ids.tolist(), page_ids, fresh, decodes)
+        exports = []
+        if self.mode == "align" and decodes < count:
+            rows = common.block_table_tensor[decodes:count].tolist()
+            exports = step_exports(rows, lengths[decodes:], new[decodes:], self.kv_cache_spec.block_size)
+        return KdaMetadata(starts, page_ids.tolist(), page_ids, fresh, decodes, exports)
 
 
 class KdaBackend(AttentionBackend):

@@ -21,6 +21,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MLAAttentionSpec
 
+from vllm_kimi_k3.cache.spec import row_spec
 from vllm_kimi_k3.ops.latent_attention import latent_attention
 
 
@@ -83,7 +84,9 @@ class LatentBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> MLAAttentionSpec:
-        """One latent row a token, instead of a key and a value."""
+        """One latent row a token, instead of a key and a value; a layer's own spec has that already."""
+        if isinstance(spec, MLAAttentionSpec):
+            return spec
         return MLAAttentionSpec(block_size=spec.block_size, num_kv_heads=1, head_size=spec.head_size, dtype=spec.dtype)
 
 
@@ -110,12 +113,13 @@ class LatentAttention(nn.Module, AttentionLayerBase):
         return LatentBackend
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
-        return MLAAttentionSpec(
+        spec = MLAAttentionSpec(
             block_size=vllm_config.cache_config.block_size,
             num_kv_heads=1,
             head_size=self.rank + self.rope,
             dtype=vllm_config.model_config.dtype,
         )
+        return row_spec(spec, vllm_config)
 
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
         """[blocks, 1, block_size, rank + rope] from vLLM, kept without the head axis."""
