@@ -66,17 +66,17 @@ def random_weights(shape: Shape, specs: Mapping[str, Spec], generator: torch.Gen
             weights[name] = torch.cat([used, torch.zeros(size[0] - shape.num_attention_heads)])
         else:
             rate = weights[name.replace("dt_bias", "A_log")][: shape.num_attention_heads].exp()
-            weights[name] = _decay_bias(torch.rand(size, generator=generator), rate)
+            weights[name] = decay_bias(torch.rand(size, generator=generator), rate)
     return weights
 
 
-def _decay_bias(uniform: Tensor, rate: Tensor) -> Tensor:
-    """``dt_bias`` [N*K] whose log-decays, without input, are spread evenly in the exponent over -4.9 to -1e-4.
+def decay_bias(uniform: Tensor, rate: Tensor, weakest: float = 1e-4, strongest: float = 4.9) -> Tensor:
+    """``dt_bias`` [N*K] whose decays, without input, are spread evenly in the exponent from weakest to strongest.
 
-    Inverts ``decay = -5 sigmoid(rate * bias)``; ``rate`` is ``exp(A_log)`` [N].
+    Inverts ``-decay = 5 sigmoid(rate * bias)``; ``uniform`` [N*K] is drawn from 0 … 1, ``rate`` is ``exp(A_log)`` [N].
     """
-    weakest, strongest = math.log(1e-4), math.log(4.9)
-    share = (weakest + (strongest - weakest) * uniform).exp() / -_LOWER_BOUND
+    low, high = math.log(weakest), math.log(strongest)
+    share = (low + (high - low) * uniform).exp() / -_LOWER_BOUND
     return (torch.logit(share).view(len(rate), -1) / rate[:, None]).flatten()
 
 

@@ -66,7 +66,7 @@ def kda_before(
     def split(y: Tensor) -> Tensor:
         return y.float().unflatten(0, (-1, CHUNK)).transpose(1, 2).flatten(0, 1)
 
-    rows = (split(y) for y in (q, k, v, decay, beta.float().sigmoid().unsqueeze(-1)))
+    rows = [split(y) for y in (q, k, v, decay, beta.float().sigmoid().unsqueeze(-1))]
     return prepare(*rows), gate
 
 
@@ -162,7 +162,7 @@ def moe(
     chosen = torch.zeros_like(scores).scatter(-1, ids, 1.0) * scores
     shares = chosen / (chosen.sum(-1, keepdim=True) + 1e-20)
     down, latent_norm, up = latent
-    w1, w3, w2 = (straight_through(w).to(x.dtype) for w in experts)
+    w1, w3, w2 = [straight_through(w).to(x.dtype) for w in experts]
     z = F.linear(x, down)
     inner = situ(F.linear(z, w1.flatten(0, 1)), F.linear(z, w3.flatten(0, 1)), _BETA, _LINEAR_BETA)
     weighted = inner.unflatten(-1, (w1.shape[0], -1)) * shares.unsqueeze(-1).to(x.dtype)

@@ -3,7 +3,8 @@
 from typing import Any
 
 
-def _tool(name: str, description: str, /, **properties: Any) -> dict[str, Any]:
+def tool(name: str, description: str, /, **properties: Any) -> dict[str, Any]:
+    """A function tool whose properties, by name, are all required."""
     return {
         "type": "function",
         "function": {
@@ -14,29 +15,29 @@ def _tool(name: str, description: str, /, **properties: Any) -> dict[str, Any]:
     }
 
 
-_STRING = {"type": "string"}
-_INTEGER = {"type": "integer"}
-_NUMBER = {"type": "number"}
-_FLAG = {"type": "boolean"}
-_OBJECT = {"type": "object"}
-_LIST = {"type": "array"}
+STRING = {"type": "string"}
+INTEGER = {"type": "integer"}
+NUMBER = {"type": "number"}
+FLAG = {"type": "boolean"}
+OBJECT = {"type": "object"}
+LIST = {"type": "array"}
 
 TOOLS: dict[str, dict[str, Any]] = {
-    tool["function"]["name"]: tool
-    for tool in (
-        _tool("get_weather", "Weather in a city", city=_STRING),
-        _tool("get_time", "Local time in a city", city=_STRING),
-        _tool("find_price", "Price of an item", item=_STRING),
-        _tool("add_note", "Save a note", text=_STRING),
-        _tool("run_code", "Run code", code=_STRING),
-        _tool("send_mail", "Send a mail", to=_STRING, body=_STRING),
-        _tool("search", "Search for text", query=_STRING),
-        _tool("set_alarm", "Set an alarm", hour=_INTEGER, minute=_INTEGER),
-        _tool("set_light", "Switch a light", room=_STRING, on=_FLAG),
-        _tool("set_heat", "Set the heat of a room", room=_STRING, degrees=_NUMBER),
-        _tool("save_data", "Save an object", data=_OBJECT),
-        _tool("add_items", "Add items to a list", items=_LIST),
-        _tool("book_table", "Book a table", name=_STRING, guests=_INTEGER, outside=_FLAG),
-        _tool("move_robot", "Move the robot", steps=_INTEGER, left=_FLAG),
+    entry["function"]["name"]: entry
+    for entry in (
+        tool("get_weather", "Weather in a city", city=STRING),
+        tool("get_time", "Local time in a city", city=STRING),
+        tool("find_price", "Price of an item", item=STRING),
+        tool("add_note", "Save a note", text=STRING),
+        tool("run_code", "Run code", code=STRING),
+        tool("send_mail", "Send a mail", to=STRING, body=STRING),
+        tool("search", "Search for text", query=STRING),
+        tool("set_alarm", "Set an alarm", hour=INTEGER, minute=INTEGER),
+        tool("set_light", "Switch a light", room=STRING, on=FLAG),
+        tool("set_heat", "Set the heat of a room", room=STRING, degrees=NUMBER),
+        tool("save_data", "Save an object", data=OBJECT),
+        tool("add_items", "Add items to a list", items=LIST),
+        tool("book_table", "Book a table", name=STRING, guests=INTEGER, outside=FLAG),
+        tool("move_robot", "Move the robot", steps=INTEGER, left=FLAG),
     )
 }

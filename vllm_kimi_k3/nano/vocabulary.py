@@ -23,13 +23,14 @@ _MERGEABLE = regex.compile(r" ?[A-Za-z]+|[^\sA-Za-z0-9]+")
 def train_ranks(texts: Iterable[str], ranks: int) -> list[bytes]:
     """Learn byte-pair tokens from ``texts``: the 256 bytes, then the most frequent pairs, ``ranks`` tokens in all.
 
-    Ties go to the pair that sorts first, so the result depends on the texts alone.
+    Pieces of text that occur once are left out: they are senseless letters. Ties go to the pair that sorts first, so
+    the result depends on the texts alone.
 
     Raises:
         ValueError: the texts do not hold enough different pairs.
     """
     counts = Counter(piece for text in texts for piece in _MERGEABLE.findall(text))
-    words = {tuple(bytes([b]) for b in word.encode()): count for word, count in counts.items()}
+    words = {tuple(bytes([b]) for b in word.encode()): count for word, count in counts.items() if count > 1}
     tokens = [bytes([b]) for b in range(256)]
     while len(tokens) < ranks:
         pairs: Counter[tuple[bytes, bytes]] = Counter()

@@ -20,6 +20,7 @@ OBJECTS = _words(
     "book lamp chair table bag box cup key door clock phone ring hat coat shoe pen map coin bottle knife spoon plate "
     "mirror basket blanket candle ladder hammer piano guitar"
 )
+THINGS = _words("apples pears coins books cups maps pens rings lamps keys")
 PLACES = _words("kitchen garden office school library market station bridge park museum harbour farm forest tower")
 VERBS = _words("paint clean buy sell bring carry open close find fix move check sort pack send read")
 WEEKDAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
