@@ -104,13 +104,13 @@ class Training:
         partial.replace(path)
 
     def resume(self, path: Path) -> None:
-        """Go on from :meth:`save`.
+        """Go on from :meth:`save`; only the number of steps may have changed.
 
         Raises:
             ValueError: the state belongs to another plan.
         """
         state = torch.load(path, map_location=self.device, weights_only=False)
-        if state["plan"] != asdict(self.plan):
+        if state["plan"] | {"steps": self.plan.steps} != asdict(self.plan):
             raise ValueError(f"{path} belongs to {state['plan']}, asked for is {self.plan}: give the same options")
         self.model.load_state_dict(state["model"])
         self.optimiser.restore(state["optimiser"])
