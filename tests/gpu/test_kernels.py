@@ -1,0 +1,125 @@
+"""Every kernel against fp64 at K3's sizes, in bf16 and fp32."""
+
+import pytest
+import torch
+
+from tests.gpu import oracle
+from tests.gpu.oracle import BOUND, EPS, EXPERTS, HIDDEN, TOLERANCE, TOP_K, error
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seen", [0, 1, 3, 8])
+@pytest.mark.parametrize("tokens", [1, 17, 1500])
+def test_attn_res(tokens: int, seen: int, dtype: torch.dtype) -> None:
+    from vllm_kimi_k3.ops.attn_res import attn_res_norm
+
+    given = oracle.mix(tokens, dtype)
+    expected, stream = oracle.mixed(given, seen), given["stream"] + given["delta"]
+    snapshot = seen if seen < oracle.BLOCKS else None
+    out = attn_res_norm(**given, seen=seen, snapshot=snapshot, eps=EPS, out_eps=EPS)
+    # The mix, the normalised value and the product are rounded one after the other.
+    assert error(out, expected) < 2 * TOLERANCE[dtype]
+    assert torch.equal(given["stream"], stream)
+    assert snapshot is None or torch.equal(given["blocks"][:, snapshot], stream)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 9000])
+def test_situ(rows: int, dtype: torch.dtype) -> None:
+    from vllm_kimi_k3 import reference
+    from vllm_kimi_k3.ops.situ import situ
+
+    x = 10 * oracle.normal(rows, 1536, dtype=dtype)
+    expected = reference.situ(*x.double().chunk(2, -1), 4.0, 25.0)
+    assert error(situ(x, 4.0, 25.0), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 3000])
+def test_router(tokens: int) -> None:
+    from vllm_kimi_k3 import reference
+    from vllm_kimi_k3.ops.router import router
+
+    x, weight = oracle.normal(tokens, HIDDEN), oracle.normal(EXPERTS, HIDDEN) / 64
+    bias = 0.1 * torch.randn(EXPERTS, device="cuda")
+    ids, weights = router(x, weight, bias, TOP_K, 1.0)
+    scores = (x.double() @ weight.double().t()).sigmoid()
+    expected_ids, _ = reference.route(x.double(), weight.double(), bias.double(), TOP_K, 1.0)
+    assert all(len(set(row)) == TOP_K for row in ids.tolist())
+    # Where two scores are equal up to rounding either may be chosen, so the sums are compared, not the ids.
+    chosen = (scores + bias).gather(1, ids.long()).sum(1)
+    torch.testing.assert_close(chosen, (scores + bias).gather(1, expected_ids).sum(1), rtol=1e-5, atol=1e-5)
+    own = scores.gather(1, ids.long())
+    torch.testing.assert_close(weights.double(), own / own.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "dim"), [(1, 128), (6, 128), (12, 128), (96, 128), (12, 64)])
+def test_kda_decode_step(heads: int, dim: int, dtype: torch.dtype) -> None:
+    from vllm_kimi_k3.ops.kda_step import kda_decode_step
+
+    pages = torch.tensor([3, -1, 9, 0, 11], device="cuda")
+    given = oracle.kda(5, heads, dim, dtype, 12, 3)
+    windows, states = given["windows"].clone(), given["states"].clone()
+    out = kda_decode_step(**given, pages=pages, lower_bound=BOUND, eps=EPS)
+    for i, page in enumerate(pages.tolist()):
+        if page < 0:
+            assert not out[i].any()
+            continue
+        token = slice(i, i + 1)
+        _, expected, after = oracle.kda_sequence(given, token, windows[page], states[page])
+        assert error(out[token], expected) < TOLERANCE[dtype]
+        assert error(given["states"][page], after[-1]) < TOLERANCE[torch.float32]
+        assert torch.equal(given["windows"][page], torch.cat([windows[page, 1:], given["qkv"][token]]))
+    untouched = [page for page in range(12) if page not in pages.tolist()]
+    assert torch.equal(given["states"][untouched], states[untouched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [6, 12])
+def test_kda_verify_step(heads: int, dtype: torch.dtype) -> None:
+    from vllm_kimi_k3.ops.kda_step import kda_verify_step
+
+    lengths, accepted = [8, 1, 0, 5], [1, 4, 2, 8]
+    given = oracle.kda(sum(lengths), heads, 128, dtype, 33, 10)
+    slots = torch.randperm(32, device="cuda").view(4, 8)
+    starts = torch.tensor([0, 8, 9, 9, 14], device="cuda", dtype=torch.int32)
+    windows, states = given["windows"].clone(), given["states"].clone()
+    where = {"slots": slots, "starts": starts, "accepted": torch.tensor(accepted, device="cuda")}
+    out = kda_verify_step(**given, **where, lower_bound=BOUND, eps=EPS)
+    for i, length in enumerate(lengths):
+        tokens, seen = slice(int(starts[i]), int(starts[i]) + length), accepted[i] - 1
+        page = int(slots[i, 0])
+        if length == 0:
+            assert torch.equal(given["windows"][page], windows[page])
+            continue
+        window = windows[page, seen : seen + 3]
+        _, expected, after = oracle.kda_sequence(given, tokens, window, states[slots[i, seen]])
+        assert error(out[tokens], expected) < TOLERANCE[dtype]
+        for j, state in enumerate(after):
+            assert error(given["states"][slots[i, j]], state) < TOLERANCE[torch.float32]
+        assert torch.equal(given["windows"][page, : 2 + length], torch.cat([window[1:], given["qkv"][tokens]]))
+
+
+@pytest.mark.parametrize("inner", [384, 192])
+@pytest.mark.parametrize("tokens", [1, 3, 16, 65, 700])
+@pytest.mark.parametrize("path", ["experts_by_pair", "experts_by_tile"])
+def test_experts(path: str, tokens: int, inner: int) -> None:
+    from vllm_kimi_k3.ops.experts import triton as kernels
+
+    if path == "experts_by_pair" and tokens > 16:
+        pytest.skip("this path serves few tokens")
+    given = oracle.routed(tokens, torch.bfloat16) | oracle.expert_weights(inner)
+    out = getattr(kernels, path)(**given, beta=4.0, linear_beta=25.0)
+    # Gate and up, their product, an expert's output and the sum are rounded to bf16 one after the other.
+    assert error(out, oracle.expert_sum(given, 4.0, 25.0)) < 3 * TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("path", ["experts_by_pair", "experts_by_tile"])
+def test_experts_in_fp32(path: str) -> None:
+    from vllm_kimi_k3.ops.experts import triton as kernels
+
+    given = oracle.routed(5, torch.float32, 24, 256) | oracle.expert_weights(96, 24, 256)
+    out = getattr(kernels, path)(**given, beta=4.0, linear_beta=None)
+    assert error(out, oracle.expert_sum(given, 4.0, None)) < TOLERANCE[torch.float32]
