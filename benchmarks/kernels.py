@@ -18,13 +18,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.gpu import oracle
-from tests.gpu.oracle import BOUND, EPS, HIDDEN, LATENT, TOP_K
-from vllm_kimi_k3.ops.attn_res import attn_res_norm
-from vllm_kimi_k3.ops.experts import experts
+from tests.gpu.oracle import BOUND, EPS, EXPERTS, HIDDEN, LATENT, TOP_K
+from vllm_kimi_k3.ops.attn_res.reference import attn_res_norm_reference
+from vllm_kimi_k3.ops.attn_res.triton import attn_res_norm as mix
 from vllm_kimi_k3.ops.experts import triton as expert_kernels
-from vllm_kimi_k3.ops.kda_step import kda_decode_step, kda_verify_step
-from vllm_kimi_k3.ops.router import router, select
-from vllm_kimi_k3.ops.situ import situ
+from vllm_kimi_k3.ops.kda_step.triton import kda_decode_step, kda_verify_step
+from vllm_kimi_k3.ops.router.triton import router, select
+from vllm_kimi_k3.ops.situ.triton import situ
 
 #: What an H200 moves, bytes a second, and its bf16 rate, FLOP a second, both measured.
 BANDWIDTH, MATRIX_RATE = 4.3e12, 790e12
@@ -43,15 +43,15 @@ class Row:
     error: float | None = None
 
 
-def clock(calls: list[Callable[[], object]], replays: int = 20) -> float:
-    """Microseconds a call of a graph of these calls."""
-    for call in calls[:2]:
-        call()
+def clock(run: Callable[..., object], variants: list[dict[str, object]], replays: int = 20) -> float:
+    """Microseconds a call of a graph that calls ``run`` with every one of ``variants``."""
+    for variant in variants[:2]:
+        run(**variant)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+        for variant in variants:
+            run(**variant)
     graph.replay()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -59,7 +59,7 @@ def clock(calls: list[Callable[[], object]], replays: int = 20) -> float:
         graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return 1000 * start.elapsed_time(end) / (replays * len(calls))
+    return 1000 * start.elapsed_time(end) / (replays * len(variants))
 
 
 def limit(moved: float, flops: float = 0.0) -> float:
@@ -70,67 +70,64 @@ def limit(moved: float, flops: float = 0.0) -> float:
 def attn_res_rows() -> Iterator[Row]:
     for tokens in (1, 4, 16, 64, 1000, 8000):
         for seen in (1, 4, 8):
-            given = [oracle.mix(tokens, DTYPE) for _ in range(4)]
-            where = {"seen": seen, "snapshot": None, "eps": EPS, "out_eps": EPS}
+            given = [
+                oracle.mix(tokens, DTYPE) | {"seen": seen, "snapshot": None, "eps": EPS, "out_eps": EPS}
+                for _ in range(4)
+            ]
+            case, floor = f"{tokens} tokens, {seen} blocks", limit(2 * HIDDEN * tokens * (seen + 4))
             expected = oracle.mixed(given[0], seen)
-            wrong = oracle.error(attn_res_norm(**given[0], **where), expected)
-            time = clock([lambda one=one: attn_res_norm(**one, **where) for one in given * 4])
-            yield Row("attn_res_norm", f"{tokens} tokens, {seen} blocks", "triton", time,
-                      limit(2 * HIDDEN * tokens * (seen + 4)), wrong)  # fmt: skip
+            wrong = oracle.error(mix(**given[0]), expected)
+            yield Row("attn_res_norm", case, "triton", clock(mix, given * 4), floor, wrong)
             if tokens in (1, 8000) and seen == 4:
-                slow = attn_res_norm.reference
-                time = clock([lambda one=one: slow(**one, **where) for one in given])
-                yield Row("attn_res_norm", f"{tokens} tokens, {seen} blocks", "reference", time, 0.0)
+                yield Row("attn_res_norm", case, "reference", clock(attn_res_norm_reference, given), floor)
 
 
 def situ_rows() -> Iterator[Row]:
     for tokens in (1, 64, 8000):
         for inner in (768, 4224):
-            given = [oracle.normal(tokens, 2 * inner) for _ in range(4)]
-            time = clock([lambda one=one: situ(one, 4.0, 25.0) for one in given * 4])
-            yield Row("situ", f"{tokens} tokens, {inner} wide", "triton", time, limit(6 * inner * tokens))
+            given = [{"gate_up": oracle.normal(tokens, 2 * inner), "beta": 4.0, "linear_beta": 25.0} for _ in range(4)]
+            floor = limit(6 * inner * tokens)
+            time = clock(situ, given * 4)
+            yield Row("situ", f"{tokens} tokens, {inner} wide", "triton", time, floor)
 
 
 def router_rows() -> Iterator[Row]:
-    weight = [oracle.normal(oracle.EXPERTS, HIDDEN) / 64 for _ in range(8)]
-    bias = torch.randn(oracle.EXPERTS, device="cuda") / 10
+    weights = [oracle.normal(EXPERTS, HIDDEN) / 64 for _ in range(8)]
+    rest = {"bias": torch.randn(EXPERTS, device="cuda") / 10, "top_k": TOP_K, "scale": 1.0}
     for tokens in (1, 4, 16, 64, 1000, 8000):
-        logits = torch.randn(tokens, oracle.EXPERTS, device="cuda")
-        time = clock([lambda logits=logits: select(logits, bias, TOP_K, 1.0)] * 16)
-        yield Row("select", f"{tokens} tokens", "triton", time, limit(4 * tokens * oracle.EXPERTS))
-        x = oracle.normal(tokens, HIDDEN)
-        time = clock([lambda x=x, one=one: router(x, one, bias, TOP_K, 1.0) for one in weight])
-        moved = 2 * HIDDEN * (tokens + oracle.EXPERTS)
-        yield Row("router", f"{tokens} tokens", "triton", time, limit(moved, 2.0 * tokens * HIDDEN * oracle.EXPERTS))
+        logits = torch.randn(tokens, EXPERTS, device="cuda")
+        time = clock(select, [{"logits": logits} | rest] * 16)
+        yield Row("select", f"{tokens} tokens", "triton", time, limit(4 * tokens * EXPERTS))
+        given = [{"hidden": oracle.normal(tokens, HIDDEN), "weight": weight} | rest for weight in weights]
+        floor = limit(2 * HIDDEN * (tokens + EXPERTS), 2.0 * tokens * HIDDEN * EXPERTS)
+        time = clock(router, given)
+        yield Row("router", f"{tokens} tokens", "triton", time, floor)
 
 
 def kda_rows() -> Iterator[Row]:
     for heads in (12, 6):
         for sequences in (1, 4, 16, 64):
-            calls = 8
-            given = oracle.kda(sequences, heads, 128, DTYPE, calls * sequences, 3)
-            pages = torch.randperm(calls * sequences, device="cuda").view(calls, sequences)
+            pages = torch.randperm(8 * sequences, device="cuda").view(8, sequences)
+            given = oracle.kda(sequences, heads, 128, DTYPE, 8 * sequences, 3)
+            given |= {"lower_bound": BOUND, "eps": EPS}
             window, state = given["windows"][pages[0, 0]].clone(), given["states"][pages[0, 0]].clone()
-            out = kda_decode_step(**given, pages=pages[0], lower_bound=BOUND, eps=EPS)
+            out = kda_decode_step(**given, pages=pages[0])
             wrong = oracle.error(out[:1], oracle.kda_sequence(given, slice(0, 1), window, state)[1])
-            time = clock(
-                [
-                    lambda one=one, given=given: kda_decode_step(**given, pages=one, lower_bound=BOUND, eps=EPS)
-                    for one in pages
-                ]
-            )
-            moved = sequences * heads * (8 * 128 * 128 + 2 * 128 * (3 * 7 + 3))
-            yield Row("kda_decode_step", f"{sequences} sequences, {heads} heads", "triton", time, limit(moved), wrong)
+            time = clock(kda_decode_step, [given | {"pages": row} for row in pages])
+            floor = limit(sequences * heads * (8 * 128 * 128 + 2 * 128 * 24))
+            yield Row("kda_decode_step", f"{sequences} sequences, {heads} heads", "triton", time, floor, wrong)
         for sequences in (1, 4, 16):
             given = oracle.kda(8 * sequences, heads, 128, DTYPE, 8 * sequences, 10)
-            where = {
+            given |= {
                 "slots": torch.arange(8 * sequences, device="cuda").view(-1, 8),
                 "starts": 8 * torch.arange(sequences + 1, device="cuda"),
                 "accepted": torch.full((sequences,), 3, device="cuda"),
+                "lower_bound": BOUND,
+                "eps": EPS,
             }
-            time = clock([lambda g=given, w=where: kda_verify_step(**g, **w, lower_bound=BOUND, eps=EPS)] * 8)
-            moved = sequences * heads * 4 * 128 * 128 * 9
-            yield Row("kda_verify_step", f"{sequences} x 8 tokens, {heads} heads", "triton", time, limit(moved))
+            time = clock(kda_verify_step, [given] * 8)
+            floor = limit(sequences * heads * 4 * 128 * 128 * 9)
+            yield Row("kda_verify_step", f"{sequences} x 8 tokens, {heads} heads", "triton", time, floor)
 
 
 def expert_rows() -> Iterator[Row]:
@@ -138,23 +135,19 @@ def expert_rows() -> Iterator[Row]:
         weights = oracle.expert_weights(inner)
         each = inner * LATENT * 3 / 2 * (1 + 1 / 16)
         for tokens in (1, 2, 4, 8, 16, 32, 64, 256, 1000, 8000):
-            given = [oracle.routed(tokens, DTYPE) for _ in range(8 if tokens < 100 else 2)]
+            given = [
+                oracle.routed(tokens, DTYPE) | weights | {"beta": 4.0, "linear_beta": 25.0}
+                for _ in range(8 if tokens < 100 else 2)
+            ]
             used = sum(one["ids"].unique().numel() for one in given) / len(given)
             floor = limit(used * each, 6.0 * tokens * TOP_K * inner * LATENT)
-            expected = oracle.expert_sum(given[0] | weights, 4.0, 25.0) if tokens in (1, 16, 1000) else None
-            paths = {"chosen": experts}
+            expected = oracle.expert_sum(given[0], 4.0, 25.0) if tokens in (1, 16, 1000) else None
+            paths = {"chosen": expert_kernels.experts}
             if tokens <= 16:
                 paths |= {name: getattr(expert_kernels, name) for name in ("experts_by_pair", "experts_by_tile")}
             for name, run in paths.items():
-                wrong = (
-                    None
-                    if expected is None
-                    else oracle.error(run(**given[0], **weights, beta=4.0, linear_beta=25.0), expected)
-                )
-                time = clock(
-                    [lambda one=one, run=run: run(**one, **weights, beta=4.0, linear_beta=25.0) for one in given]
-                )
-                yield Row("experts", f"{tokens} tokens, {inner} rows", name, time, floor, wrong)
+                wrong = None if expected is None else oracle.error(run(**given[0]), expected)
+                yield Row("experts", f"{tokens} tokens, {inner} rows", name, clock(run, given), floor, wrong)
 
 
 ROWS = {
@@ -178,12 +171,10 @@ def main() -> None:
     for name in arguments.only:
         for row in ROWS[name]():
             rows.append(row)
-            times = f"{row.time / row.limit:6.1f}" if row.limit else ""
+            times = f"{row.time / row.limit:.1f}"
             wrong = "" if row.error is None else f"{row.error:9.1e}"
-            print(
-                f"{row.operation:18} {row.case:30} {row.path:16} {row.time:9.2f} {row.limit:9.2f} {times:>6} {wrong:>9}",
-                flush=True,
-            )
+            figures = f"{row.time:9.2f} {row.limit:9.2f} {times:>6} {wrong:>9}"
+            print(f"{row.operation:18} {row.case:30} {row.path:16} {figures}", flush=True)
         torch.cuda.empty_cache()
     if arguments.json:
         head = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}

@@ -13,7 +13,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 @pytest.mark.parametrize("seen", [0, 1, 3, 8])
 @pytest.mark.parametrize("tokens", [1, 17, 1500])
 def test_attn_res(tokens: int, seen: int, dtype: torch.dtype) -> None:
-    from vllm_kimi_k3.ops.attn_res import attn_res_norm
+    from vllm_kimi_k3.ops.attn_res.triton import attn_res_norm
 
     given = oracle.mix(tokens, dtype)
     expected, stream = oracle.mixed(given, seen), given["stream"] + given["delta"]
@@ -29,7 +29,7 @@ def test_attn_res(tokens: int, seen: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [1, 9000])
 def test_situ(rows: int, dtype: torch.dtype) -> None:
     from vllm_kimi_k3 import reference
-    from vllm_kimi_k3.ops.situ import situ
+    from vllm_kimi_k3.ops.situ.triton import situ
 
     x = 10 * oracle.normal(rows, 1536, dtype=dtype)
     expected = reference.situ(*x.double().chunk(2, -1), 4.0, 25.0)
@@ -39,7 +39,7 @@ def test_situ(rows: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("tokens", [1, 64, 3000])
 def test_router(tokens: int) -> None:
     from vllm_kimi_k3 import reference
-    from vllm_kimi_k3.ops.router import router
+    from vllm_kimi_k3.ops.router.triton import router
 
     x, weight = oracle.normal(tokens, HIDDEN), oracle.normal(EXPERTS, HIDDEN) / 64
     bias = 0.1 * torch.randn(EXPERTS, device="cuda")
@@ -57,7 +57,7 @@ def test_router(tokens: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "dim"), [(1, 128), (6, 128), (12, 128), (96, 128), (12, 64)])
 def test_kda_decode_step(heads: int, dim: int, dtype: torch.dtype) -> None:
-    from vllm_kimi_k3.ops.kda_step import kda_decode_step
+    from vllm_kimi_k3.ops.kda_step.triton import kda_decode_step
 
     pages = torch.tensor([3, -1, 9, 0, 11], device="cuda")
     given = oracle.kda(5, heads, dim, dtype, 12, 3)
@@ -79,7 +79,7 @@ def test_kda_decode_step(heads: int, dim: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [6, 12])
 def test_kda_verify_step(heads: int, dtype: torch.dtype) -> None:
-    from vllm_kimi_k3.ops.kda_step import kda_verify_step
+    from vllm_kimi_k3.ops.kda_step.triton import kda_verify_step
 
     lengths, accepted = [8, 1, 0, 5], [1, 4, 2, 8]
     given = oracle.kda(sum(lengths), heads, 128, dtype, 33, 10)
