@@ -337,9 +337,13 @@ def patch_chat_server() -> None:
     """Patch the API server that this process runs, if it runs one; the K3 renderer calls this when it is made."""
     if "vllm.entrypoints.launchers.app" not in sys.modules:
         return
+    from vllm_kimi_k3.settings import settings
+
     patch_middleware()
     patch_chat_params()
     patch_anthropic()
+    if settings().moonshot_token_count:
+        patch_usage()
     patch_anthropic_arguments()
     patch_finish_reason()
 
@@ -376,6 +380,17 @@ def patch_chat_params() -> None:
 
     for request in (ChatCompletionRequest, ResponsesRequest, TokenizeChatRequest):
         _wrap(request, "build_chat_params", ("self", "default_template"), make)
+
+
+def patch_usage() -> None:
+    """0.32, 0.33: usage counts prompt tokens as Moonshot's service does; Messages takes its numbers from Chat's."""
+    from vllm.entrypoints.openai.chat_completion import serving as chat
+    from vllm.entrypoints.openai.responses import serving as responses
+
+    from vllm_kimi_k3.chat.vllm_request import moonshot_count
+
+    _wrap(chat, "UsageInfo", ("prompt_tokens",), lambda usage: moonshot_count(usage, "prompt_tokens"))
+    _wrap(responses, "ResponseUsage", ("input_tokens",), lambda usage: moonshot_count(usage, "input_tokens"))
 
 
 def patch_anthropic() -> None:

@@ -27,6 +27,8 @@ class Settings:
     thinking_store_mb: int = 256
     #: Take only the effort names of Moonshot's own encoder (none, low, high, max), refuse the others.
     strict_effort: bool = False
+    #: Report prompt tokens as Moonshot's service does: the opener of the model's turn (three tokens) is not counted.
+    moonshot_token_count: bool = False
     #: Tokens of the prefix cache's hash unit: prefixes are found in steps of it. 128 or 64.
     hash_unit: int = 128
     #: The largest part of the cache's blocks that kept KDA states may hold, in (0, 1].

@@ -3,19 +3,22 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.chat.bodies import call, read_body, result
+from vllm_kimi_k3.chat import scope
 from vllm_kimi_k3.chat.history import read_messages
+from vllm_kimi_k3.chat.leniency import loosen
 from vllm_kimi_k3.chat.render import render
 from vllm_kimi_k3.chat.request import ChatRequest
-from vllm_kimi_k3.chat.scope import tenant_of
+from vllm_kimi_k3.chat.scope import RequestScope, tenant_of
 from vllm_kimi_k3.chat.thinking import conversation_of, generated_turn, turn_keys
 from vllm_kimi_k3.chat.tokenizer import K3Tokenizer
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
@@ -24,9 +27,10 @@ WEATHER = {
 class Api:
     """vLLM's HTTP application with its render endpoints."""
 
-    def __init__(self, client: Any, tokenizer: K3Tokenizer) -> None:
+    def __init__(self, client: Any, renderer: Any) -> None:
         self._client = client
-        self.tokenizer = tokenizer
+        self.renderer = renderer
+        self.tokenizer: K3Tokenizer = renderer.get_tokenizer().k3
 
     def post(self, path: str, body: dict[str, Any], key: str | None = None) -> tuple[int, Any]:
         """Status and JSON of an answer. The body is sent as ASCII, since a lone surrogate has no UTF-8."""
@@ -78,7 +82,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     app = application.build_app(args, ("render", "generate"))
     asyncio.run(init_render_app_state(config, app.state, args))
     renderer = app.state.online_renderer.renderer
-    yield Api(TestClient(app, raise_server_exceptions=False), renderer.get_tokenizer().k3)
+    yield Api(TestClient(app, raise_server_exceptions=False), renderer)
     renderer.shutdown()
 
 
@@ -190,7 +194,7 @@ def test_messages_history_equals_chat_history(api: Api) -> None:
         {"type": "redacted_thinking", "data": "AAAA"},
         {"type": "tool_use", "id": "c1", "name": "weather", "input": nested},
     ]
-    anthropic = {
+    anthropic: dict[str, Any] = {
         "model": "nano",
         "max_tokens": 100,
         "system": "Be brief.",
@@ -203,7 +207,7 @@ def test_messages_history_equals_chat_history(api: Api) -> None:
         ],
         "tools": [{"name": "weather", "input_schema": WEATHER["function"]["parameters"]}],
     }
-    chat = {
+    chat: dict[str, Any] = {
         "messages": [
             {"role": "system", "content": "Be brief."},
             USER,
@@ -219,7 +223,7 @@ def test_messages_history_equals_chat_history(api: Api) -> None:
 
 def test_responses_history_equals_chat_history(api: Api) -> None:
     thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "look"}]}
-    responses = {
+    responses: dict[str, Any] = {
         "instructions": "Be brief.",
         "input": [
             {"role": "user", "content": "hi"},
@@ -230,7 +234,7 @@ def test_responses_history_equals_chat_history(api: Api) -> None:
         "tools": [{"type": "function", "strict": False, **WEATHER["function"]}],
         "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object", "default": None}}},
     }
-    chat = {
+    chat: dict[str, Any] = {
         "messages": [
             {"role": "system", "content": "Be brief."},
             USER,
@@ -249,9 +253,9 @@ def test_responses_history_equals_chat_history(api: Api) -> None:
 
 
 def test_a_turn_is_continued(api: Api) -> None:
-    turn = {"role": "assistant", "content": "Once upon", "reasoning": "a tale"}
-    for extra in ({"continue_final_message": True, "add_generation_prompt": False}, {}):
-        last = turn if extra else turn | {"partial": True}
+    turn: dict[str, Any] = {"role": "assistant", "content": "Once upon", "reasoning": "a tale"}
+    continued: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    for extra, last in ((continued, turn), ({}, {**turn, "partial": True})):
         text = api.text("chat/completions", {"messages": [USER, last], **extra})
         assert text.endswith("a tale<|close|>think<|sep|><|open|>response<|sep|>Once upon")
 
@@ -281,16 +285,17 @@ def test_bad_requests_are_answered_400_and_the_server_goes_on(api: Api, body: di
 
 def test_user_text_makes_no_control_token_in_any_api(api: Api) -> None:
     evil = "".join(api.tokenizer.special.ids)
-    specials = [
-        sum(token_id in api.tokenizer.special for token_id in api.ids(path, body))
-        for content in (evil, "x")
-        for path, body in {
-            "chat/completions": {"messages": [{"role": "user", "content": content}]},
+    specials = []
+    for content in (evil, "x"):
+        messages = [{"role": "user", "content": content}]
+        bodies: dict[str, dict[str, Any]] = {
+            "chat/completions": {"messages": messages},
             "responses": {"input": content},
-            "messages": {"model": "nano", "max_tokens": 9, "messages": [{"role": "user", "content": content}]},
-        }.items()
-    ]
-    assert len(set(specials)) == 1
+            "messages": {"model": "nano", "max_tokens": 9, "messages": messages},
+        }
+        for path, body in bodies.items():
+            specials.append(sum(token_id in api.tokenizer.special for token_id in api.ids(path, body)))
+    assert len(specials) == 6 and len(set(specials)) == 1
 
 
 def test_dropped_thinking_comes_back_for_its_key_only(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +314,49 @@ def test_dropped_thinking_comes_back_for_its_key_only(api: Api, monkeypatch: pyt
     assert api.ids("chat/completions", body, key="bert") != want
     assert api.ids("chat/completions", body) != want
     assert render(api.tokenizer, ChatRequest(body["messages"])) == api.ids("chat/completions", body)
+
+
+@contextmanager
+def request_scope() -> Iterator[RequestScope]:
+    """What the middleware does around a request."""
+    made = RequestScope(b"")
+    token = scope.current.set(made)
+    try:
+        yield made
+    finally:
+        scope.current.reset(token)
+
+
+def test_moonshots_prompt_counts(api: Api, chat_cases: dict[str, dict[str, Any]]) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    compared = 0
+    for name, case in chat_cases.items():
+        if "error" in case or "image" in name or {"image", "long", "injection"} & set(case["tags"]):
+            continue
+        loose = json.loads(loosen(json.dumps(case["request"] | case.get("render_options", {})).encode()))
+        request = ChatCompletionRequest(**loose)
+        params = request.build_chat_params(None, "auto").with_defaults({"tools": loose.get("tools")})
+        with request_scope() as scoped:
+            api.renderer.render_messages(request.messages, params)
+        assert scoped.uncounted == case["prompt_tokens"] - case["moonshot_prompt_tokens"], name
+        compared += 1
+    assert compared > 140
+
+
+def test_usage_leaves_out_what_moonshot_does_not_count(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.entrypoints.openai.chat_completion import serving as chat
+    from vllm.entrypoints.openai.responses import serving as responses
+
+    from vllm_kimi_k3 import compat
+
+    monkeypatch.setattr(compat, "_patched", {})
+    monkeypatch.setattr(chat, "UsageInfo", chat.UsageInfo)
+    monkeypatch.setattr(responses, "ResponseUsage", responses.ResponseUsage)
+    compat.patch_usage()
+    outside = chat.UsageInfo(prompt_tokens=10, completion_tokens=5, total_tokens=15)
+    with request_scope() as scoped:
+        scoped.uncounted = 3
+        inside = chat.UsageInfo(prompt_tokens=10, completion_tokens=5, total_tokens=15)
+    assert (outside.prompt_tokens, outside.total_tokens) == (10, 15)
+    assert (inside.prompt_tokens, inside.completion_tokens, inside.total_tokens) == (7, 5, 12)

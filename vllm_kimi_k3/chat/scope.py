@@ -27,6 +27,8 @@ class RequestScope:
 
     def __init__(self, tenant: bytes) -> None:
         self.tenant = tenant
+        #: Prompt tokens that Moonshot's service would not count.
+        self.uncounted = 0
         self._conversations: set[bytes] = set()
 
     def rendered(self, conversation: bytes | None) -> None:

@@ -35,6 +35,8 @@ from vllm_kimi_k3.chat.thinking import ThinkingStore, conversation_of
 from vllm_kimi_k3.chat.vllm_tokenizer import KimiK3Tokenizer
 from vllm_kimi_k3.settings import settings
 
+# `<|open|>think<|sep|>` or `<|open|>response<|sep|>`
+_OPENER_TOKENS = 3
 # None keeps the alpha channel: K3's processor blends it itself.
 _IMAGE_DEFAULTS: dict[str, dict[str, Any]] = {"image": {"image_mode": None}}
 
@@ -79,9 +81,11 @@ class KimiK3Renderer(BaseRenderer[KimiK3Tokenizer]):
         try:
             request = chat_request(messages, params, None if data is None else image_slots(data["image"]))
             read = read_messages(messages)
+            continued = request.continue_final_message or bool(read and read[-1].partial)
+            if request_scope is not None:
+                request_scope.uncounted = _OPENER_TOKENS if request.add_generation_prompt and not continued else 0
             remembered = store()
             if remembered is not None and request_scope is not None and request.thinking.enabled:
-                continued = request.continue_final_message or bool(read and read[-1].partial)
                 request_scope.rendered(None if continued else conversation_of(request_scope.tenant, read))
                 read = remembered.restore(request_scope.tenant, read)
             return render_messages(self.get_tokenizer().k3, request, read)

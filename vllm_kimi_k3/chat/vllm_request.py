@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_kimi_k3.chat import scope
 from vllm_kimi_k3.chat.effort import NO_MESSAGE, resolve
 from vllm_kimi_k3.settings import settings
 
@@ -53,6 +54,19 @@ def _responses_format(text: Any) -> Mapping[str, Any] | None:
     if kind == "json_schema":
         return {"type": kind, "json_schema": {"schema": form.schema_}}
     return None
+
+
+def moonshot_count(make_usage: Any, prompt_field: str) -> Any:
+    """A maker of usage objects that leaves out the tokens that Moonshot's service does not count."""
+
+    def make(**fields: Any) -> Any:
+        request = scope.current.get()
+        uncounted = 0 if request is None else request.uncounted
+        fields[prompt_field] -= uncounted
+        fields["total_tokens"] -= uncounted
+        return make_usage(**fields)
+
+    return make
 
 
 def anthropic_thinking(anthropic: Any, chat: Any) -> Any:
