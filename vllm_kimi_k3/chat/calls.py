@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from vllm_kimi_k3.chat.arguments import Schema, escape, is_text, json_kind, json_value, quote, schema_types
+from vllm_kimi_k3.chat.arguments import Schema, is_text, json_kind, json_value, quote, schema_types
 from vllm_kimi_k3.chat.events import Arguments, CallEnd, CallStart, Event
 from vllm_kimi_k3.chat.repairs import Repair
 
@@ -103,10 +103,6 @@ class CallWriter:
         if not self._whole:
             self._send("}" if self._keys else "{}")
         self._events.append(CallEnd(self.index))
-
-    def escaped(self, text: str) -> str:
-        """A piece of a streamed string argument as JSON text."""
-        return escape(text)
 
     def _prefix(self) -> str:
         assert self._key is not None

@@ -6,9 +6,10 @@ that merely spells a marker is data. Any input gives a result; `docs/chat.md` li
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from typing import Any
 from uuid import uuid4
 
-from vllm_kimi_k3.chat.arguments import Schema
+from vllm_kimi_k3.chat.arguments import Schema, escape
 from vllm_kimi_k3.chat.calls import CallWriter
 from vllm_kimi_k3.chat.events import Arguments, Content, End, Event, Reasoning
 from vllm_kimi_k3.chat.fallback import MarkerText
@@ -29,6 +30,7 @@ class Mode(Enum):
     DONE = "done"
 
 
+_KINDS = {Mode.THINK: Reasoning, Mode.ARGUMENT: Arguments}
 CALLING = (Mode.TOOLS, Mode.CALL, Mode.ARGUMENT)
 _CHANNELS = ("message", "think", "response", "tools")
 _VALUES = ("argument", "json")
@@ -153,7 +155,8 @@ class OutputParser:
     # Text
 
     def _listen(self) -> None:
-        """Choose where text goes in the present state."""
+        """Choose where text goes in the present state, and what becomes of it."""
+        self._kind: Any = _KINDS.get(self.mode, Content)
         self._sink: Callable[[str], object] = _drop
         if self._header is not None:
             self._sink = self._header_text
@@ -174,7 +177,7 @@ class OutputParser:
             self._go(Mode.RESPONSE)
 
     def _argument_text(self, text: str) -> None:
-        self._run.append(self._calls.escaped(text))
+        self._run.append(escape(text))
 
     def _header_text(self, text: str) -> None:
         assert self._header is not None
@@ -190,21 +193,19 @@ class OutputParser:
 
     def _flush(self) -> None:
         """Turn the collected pieces into an event of the present mode."""
-        if not self._run:
+        run = self._run
+        if not run:
             return
-        text = "".join(self._run)
-        if self.mode is Mode.THINK:
-            self.reasoning_tokens += len(self._run)
+        text = run[0] if len(run) == 1 else "".join(run)
+        kind = self._kind
+        if kind is Reasoning:
+            self.reasoning_tokens += len(run)
             self._thoughts.append(text)
-            event: Event = Reasoning(text)
-        elif self.mode is Mode.RESPONSE:
-            self._answered = self._answered or not text.isspace()
-            event = Content(text)
-        else:
-            event = Arguments(self._calls.index, text)
-        self._run.clear()
+        elif kind is Content and not self._answered:
+            self._answered = bool(text) and not text.isspace()
+        run.clear()
         if text:
-            self._events.append(event)
+            self._events.append(Arguments(self._calls.index, text) if kind is Arguments else kind(text))
 
     def _take(self) -> list[Event]:
         self._flush()

@@ -1,9 +1,10 @@
 """Events and requests in vLLM's terms: deltas, whole messages, schemas of tools."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pydantic import BaseModel
 from vllm.entrypoints.generate.base.protocol import (
     DeltaFunctionCall,
     DeltaMessage,
@@ -64,12 +65,6 @@ def tool_schemas(tools: Iterable[Any] | None, messages: Iterable[Any] | None = N
 
 def delta_message(events: Sequence[Event]) -> DeltaMessage | None:
     """One streaming delta. Fields that have nothing stay unset: they are not sent."""
-    if len(events) == 1:
-        event = events[0]
-        if isinstance(event, Reasoning):
-            return DeltaMessage(reasoning=event.text)
-        if isinstance(event, Content):
-            return DeltaMessage(content=event.text)
     fields: dict[str, Any] = {}
     calls: list[DeltaToolCall] = []
     for event in events:
@@ -77,17 +72,50 @@ def delta_message(events: Sequence[Event]) -> DeltaMessage | None:
             fields["reasoning"] = fields.get("reasoning", "") + event.text
         elif isinstance(event, Content):
             fields["content"] = fields.get("content", "") + event.text
-        elif isinstance(event, CallStart):
-            function = DeltaFunctionCall(name=event.name, arguments="")
-            calls.append(DeltaToolCall(index=event.index, id=event.id, type="function", function=function))
         elif isinstance(event, Arguments):
-            if not calls or calls[-1].index != event.index or calls[-1].function is None:
-                calls.append(DeltaToolCall(index=event.index, function=DeltaFunctionCall(arguments=event.text)))
+            if calls and calls[-1].index == event.index:
+                function = calls[-1].function
+                function.arguments += event.text
             else:
-                calls[-1].function.arguments = (calls[-1].function.arguments or "") + event.text
+                calls.append(_call({"index": event.index, "function": _function({"arguments": event.text})}))
+        elif isinstance(event, CallStart):
+            function = _function({"name": event.name, "arguments": ""})
+            calls.append(_call({"index": event.index, "id": event.id, "type": "function", "function": function}))
     if calls:
         fields["tool_calls"] = calls
-    return DeltaMessage(**fields) if fields else None
+    elif not fields:
+        return None
+    message = _message(fields)
+    if not calls:
+        message.__dict__["tool_calls"] = []
+    return message
+
+
+def _builder(model: type[BaseModel], defaults: Mapping[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """Makes instances of a pydantic model from fields known to be right.
+
+    Validation would cost several times what it costs to parse a token; pydantic's own `model_construct` still twice.
+    """
+    new = model.__new__
+    put_fields = BaseModel.__dict__["__dict__"].__set__
+    put_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+    put_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+    put_private = BaseModel.__dict__["__pydantic_private__"].__set__
+
+    def build(fields: dict[str, Any]) -> Any:
+        made = new(model)
+        put_fields(made, {**defaults, **fields})
+        put_names(made, {*fields})
+        put_extra(made, None)
+        put_private(made, None)
+        return made
+
+    return build
+
+
+_function = _builder(DeltaFunctionCall, {"name": None, "arguments": None})
+_call = _builder(DeltaToolCall, {"id": None, "type": None, "function": None})
+_message = _builder(DeltaMessage, {"role": None, "content": None, "reasoning": None})
 
 
 def whole_message(events: Sequence[Event]) -> tuple[str | None, str | None, list[FunctionCall]]:

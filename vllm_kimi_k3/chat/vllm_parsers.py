@@ -46,6 +46,7 @@ class KimiK3Parser(Parser):
         self._fed = 0
         self._scope = scope.current.get()
         self._turn = Turn()
+        self._hides_reasoning = self._drops_calls = self._plain = False
 
     def adjust_request(self, request: Any) -> Any:
         """Keep markers in the text, and constrain the output where the request asks for it."""
@@ -80,7 +81,7 @@ class KimiK3Parser(Parser):
     ) -> tuple[str | None, str | None, list[FunctionCall] | None]:
         """Reasoning, content and calls of a whole output, from its ids where they are given."""
         self._begin(request)
-        events = self._feed(model_output, model_output_token_ids, request, finished=True)
+        events = self._feed(model_output, model_output_token_ids, finished=True)
         reasoning, content, calls = whole_message(events)
         return reasoning, content, calls or None
 
@@ -94,11 +95,19 @@ class KimiK3Parser(Parser):
         finished: bool,
     ) -> DeltaMessage | None:
         """The next delta, None if it has nothing to show yet."""
-        if self._machine is None:
+        machine = self._machine
+        if machine is None:
             if prompt_token_ids is not None:
                 self._prompt_ids = prompt_token_ids
             self._begin(request)
-        return delta_message(self._feed(delta_text, delta_token_ids, request, finished))
+        elif self._plain and self._from_ids and not finished:
+            # Nearly every token of a stream comes this way.
+            self._fed += len(delta_token_ids)
+            events = machine.feed(delta_token_ids)
+            if self._scope is not None:
+                self._turn.extend(events)
+            return delta_message(events) if events else None
+        return delta_message(self._feed(delta_text, delta_token_ids, finished))
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         """Tokens of the think channel, markers not counted. Costs nothing for the ids that were just parsed."""
@@ -114,6 +123,9 @@ class KimiK3Parser(Parser):
         self._from_ids = None
         self._turn = Turn()
         self._gate = StopGate(self.pieces) if getattr(request, "stop", None) else None
+        self._hides_reasoning = not getattr(request, "include_reasoning", True)
+        self._drops_calls = self._tool_parser is None or getattr(request, "tool_choice", None) == "none"
+        self._plain = not (self._gate or self._hides_reasoning or self._drops_calls)
 
     def _new_machine(self, schemas: Mapping[str, Schema], on_repair: Any) -> OutputParser:
         never_empty = settings().answer_from_reasoning
@@ -122,7 +134,7 @@ class KimiK3Parser(Parser):
             resume(machine, self._prompt_ids)
         return machine
 
-    def _feed(self, text: str, ids: Sequence[int], request: Any, finished: bool) -> list[Event]:
+    def _feed(self, text: str, ids: Sequence[int], finished: bool) -> list[Event]:
         machine = self._machine
         assert machine is not None
         if self._from_ids is None and (text or ids):
@@ -136,23 +148,22 @@ class KimiK3Parser(Parser):
             events = self._gate.feed(machine, ids, text, finished)
         if finished:
             events += machine.finish()
-        events = self._wanted(events, request)
+        if self._drops_calls:
+            events = _without_calls(events)
         if self._scope is not None:
             self._turn.extend(events)
             if finished:
                 self._turn.remember(self._scope, machine.reasoning)
-        if not getattr(request, "include_reasoning", True):
+        if self._hides_reasoning:
             events = [event for event in events if not isinstance(event, Reasoning)]
         return events
 
-    def _wanted(self, events: list[Event], request: Any) -> list[Event]:
-        """Leave out calls that the request did not want."""
-        if self._tool_parser is None or getattr(request, "tool_choice", None) == "none":
-            for event in events:
-                if isinstance(event, CallStart):
-                    record(Repair.CALL_NOT_WANTED)
-            events = [event for event in events if not isinstance(event, CallStart | Arguments)]
-        return events
+
+def _without_calls(events: list[Event]) -> list[Event]:
+    for event in events:
+        if isinstance(event, CallStart):
+            record(Repair.CALL_NOT_WANTED)
+    return [event for event in events if not isinstance(event, CallStart | Arguments)]
 
 
 class KimiK3ReasoningParser(ReasoningParser):
