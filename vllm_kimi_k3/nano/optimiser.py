@@ -5,7 +5,14 @@ from torch import Tensor, nn
 
 from vllm_kimi_k3.nano.batched import BatchedK3
 
-_ADAM_ENDINGS = ("embed_tokens/weight", "lm_head/weight", "gate/weight", "b_proj/weight", "markov_w1", "markov_w2")
+_ADAM_ENDINGS = (
+    "embed_tokens/weight",
+    "lm_head/weight",
+    "gate/weight",
+    "b_proj/weight",
+    "markov_w1/weight",
+    "markov_w2/weight",
+)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

@@ -1,0 +1,271 @@
+"""The MLA draft of DSpark in plain torch, and a whole drafting loop with it.
+
+The published layout is that of ``Inferact/Kimi-K3-DSpark``. A *context row* is what the draft knows of a token that the
+target has run: the target's tapped streams, projected and normed. A *block* is what it guesses with: the anchor (the
+last token that the target chose, which the target has not run yet) and mask tokens behind it. Slot k of a block stands
+on the anchor's position + k and guesses the token after it. Shapes: B sequences, T context rows, A blocks a sequence, N
+slots a block, H hidden size, R Markov rank. Autograd runs through all of it.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vllm_kimi_k3.reference import KimiK3, rms_norm
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """``rope_parameters`` of type ``yarn``; names as published."""
+
+    rope_theta: float
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    mscale: float
+    mscale_all_dim: float
+
+    def frequencies(self, width: int) -> Tensor:
+        """Radians a position for each of the ``width / 2`` pairs, fp32.
+
+        Pairs that turn more than ``beta_fast`` times over the original length keep their frequency, those that turn
+        less than ``beta_slow`` times have it divided by ``factor``, and between the two lies a straight ramp over the
+        pair's number (Peng et al., arXiv 2309.00071, §3.2).
+        """
+
+        def pair_that_turns(times: float) -> float:
+            wave = self.original_max_position_embeddings / (times * 2 * math.pi)
+            return width * math.log(wave) / (2 * math.log(self.rope_theta))
+
+        low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
+        high = min(math.ceil(pair_that_turns(self.beta_slow)), width - 1)
+        pairs = torch.arange(width // 2, dtype=torch.float32)
+        stretched = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
+        plain = self.rope_theta ** (-2 * pairs / width)
+        return plain * (1 - stretched) + plain / self.factor * stretched
+
+    def magnitude(self, mscale: float) -> float:
+        """By how much longer contexts sharpen attention."""
+        return 0.1 * mscale * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """The fields of the draft's ``config.json`` that the forward pass reads; names as published."""
+
+    num_hidden_layers: int
+    num_attention_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rms_norm_eps: float
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int
+    rope_parameters: Yarn
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "DraftConfig":
+        """Read a published ``config.json``.
+
+        Raises:
+            ValueError: a field is missing; the message names it.
+        """
+        try:
+            rope = {f.name: config["rope_parameters"][f.name] for f in fields(Yarn)}
+            plain = {f.name: config[f.name] for f in fields(cls)}
+        except KeyError as error:
+            raise ValueError(f"config.json: the draft's config lacks {error.args[0]!r}") from error
+        plain |= {"rope_parameters": Yarn(**rope), "target_layer_ids": tuple(config["target_layer_ids"])}
+        return cls(**plain)
+
+
+def rotate(x: Tensor, angles: Tensor, magnitude: float) -> Tensor:
+    """Turn neighbouring pairs of ``x`` [..., W] by ``angles`` fp32 [..., W / 2] (interleaved rotary)."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
+
+
+class MlaDraft:
+    """The draft over a dict of published tensor names.
+
+    Args:
+        config: of the draft.
+        weights: published name to tensor, cast where it is used, so fp32 parameters train a bf16 draft.
+        embeddings: of the target, [vocabulary, H]; the draft's own, if it has any, are ignored.
+        head: of the target, [vocabulary, H].
+        dtype: of the activations.
+    """
+
+    def __init__(
+        self, config: DraftConfig, weights: Mapping[str, Tensor], embeddings: Tensor, head: Tensor, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.embeddings = embeddings.to(dtype)
+        self.head = head.to(dtype)
+        self.dtype = dtype
+        self._frequencies = config.rope_parameters.frequencies(config.qk_rope_head_dim).to(head.device)
+
+    def context(self, taps: Sequence[Tensor]) -> Tensor:
+        """Context rows [B, T, H] from the tapped streams of the target, [B, T, H] each."""
+        joined = torch.cat([tap.to(self.dtype) for tap in taps], dim=-1)
+        return self._norm("context_norm", self._linear("context_proj", joined))
+
+    def blocks(self, context: Tensor, anchors: Tensor, positions: Tensor, width: int) -> Tensor:
+        """Hidden states [B, A, N, H] of blocks, after the final norm.
+
+        Args:
+            context: rows of the tokens at positions 0 … T-1, [B, T, H].
+            anchors: token ids, int64 [B, A].
+            positions: of the anchors, int64 [B, A]; a block sees the context before its anchor, and all of itself.
+            width: N.
+        """
+        count = anchors.shape[1]
+        ids = anchors.new_full((*anchors.shape, width), self.config.mask_token_id)
+        ids[..., 0] = anchors
+        slots = (positions.unsqueeze(-1) + torch.arange(width, device=ids.device)).flatten(1)
+        rows = torch.arange(context.shape[1], device=ids.device).expand(len(ids), -1)
+        block = torch.arange(count * width, device=ids.device) // width
+        seen = torch.cat(
+            [
+                rows[:, None, :] < positions.repeat_interleave(width, 1)[:, :, None],
+                (block[:, None] == block).expand(len(ids), -1, -1),
+            ],
+            dim=-1,
+        )
+        angles = [place.unsqueeze(-1) * self._frequencies for place in (slots, torch.cat([rows, slots], dim=1))]
+        x = self.embeddings[ids].flatten(1, 2)
+        for i in range(self.config.num_hidden_layers):
+            name = f"layers.{i}"
+            normed = self._norm(f"{name}.input_layernorm", x)
+            x = x + self._attention(f"{name}.self_attn", normed, context, seen, angles)
+            x = x + self._mlp(f"{name}.mlp", self._norm(f"{name}.post_attention_layernorm", x))
+        return self._norm("final_norm", x).unflatten(1, (count, width))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocabulary] before the Markov head, from ``hidden`` [..., H]."""
+        return F.linear(hidden, self.head)
+
+    def markov(self, previous: Tensor) -> Tensor:
+        """Markov embeddings [..., R] of the token ids before each slot."""
+        return F.embedding(previous, self._weight("markov_head.markov_w1.weight"))
+
+    def bias(self, markov: Tensor) -> Tensor:
+        """What Markov embeddings [..., R] add to the logits: [..., vocabulary]."""
+        return self._linear("markov_head.markov_w2", markov)
+
+    def confidence(self, hidden: Tensor, markov: Tensor) -> Tensor:
+        """Log-odds, fp32 [...], that a slot's guess is accepted if those before it are."""
+        joined = torch.cat([hidden, markov], dim=-1).float()
+        weight, bias = (self.weights[f"confidence_head.proj.{part}"].float() for part in ("weight", "bias"))
+        return F.linear(joined, weight, bias).squeeze(-1)
+
+    def guess(self, hidden: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens int64 [B, A, N], slot by slot, and the log-odds of their acceptance, fp32 [B, A, N].
+
+        Args:
+            hidden: of the blocks, [B, A, N, H].
+            anchors: int64 [B, A].
+        """
+        base = self.logits(hidden)
+        previous, guesses, odds = anchors, [], []
+        for k in range(hidden.shape[2]):
+            markov = self.markov(previous)
+            previous = (base[:, :, k] + self.bias(markov)).argmax(-1)
+            guesses.append(previous)
+            odds.append(self.confidence(hidden[:, :, k], markov))
+        return torch.stack(guesses, dim=-1), torch.stack(odds, dim=-1)
+
+    def _attention(self, name: str, x: Tensor, context: Tensor, seen: Tensor, angles: list[Tensor]) -> Tensor:
+        """MLA of the slots [B, A*N, H] over context rows and slots; ``angles`` are those of queries and of keys."""
+        c = self.config
+        nope, rope = c.qk_nope_head_dim, c.qk_rope_head_dim
+        yarn = c.rope_parameters
+        stretch = yarn.magnitude(yarn.mscale) / yarn.magnitude(yarn.mscale_all_dim)
+        low = self._norm(f"{name}.q_a_layernorm", self._linear(f"{name}.q_a_proj", x))
+        q = self._linear(f"{name}.q_b_proj", low).unflatten(-1, (c.num_attention_heads, nope + rope))
+        q = torch.cat([q[..., :nope], rotate(q[..., nope:], angles[0].unsqueeze(2), stretch)], dim=-1)
+        # Context rows go into the keys as they are, without the layer's input norm.
+        joined = self._linear(f"{name}.kv_a_proj_with_mqa", torch.cat([context, x], dim=1))
+        latent, shared = joined.split([c.kv_lora_rank, rope], dim=-1)
+        kv = self._linear(f"{name}.kv_b_proj", self._norm(f"{name}.kv_a_layernorm", latent))
+        kv = kv.unflatten(-1, (c.num_attention_heads, nope + c.v_head_dim))
+        turned = rotate(shared, angles[1], stretch).unsqueeze(2).expand(-1, -1, c.num_attention_heads, -1)
+        k = torch.cat([kv[..., :nope], turned], dim=-1)
+        scale = (nope + rope) ** -0.5 * yarn.magnitude(yarn.mscale_all_dim) ** 2
+        rows = (y.transpose(1, 2) for y in (q, k, kv[..., nope:]))
+        out = F.scaled_dot_product_attention(*rows, attn_mask=seen.unsqueeze(1), scale=scale)
+        return self._linear(f"{name}.o_proj", out.transpose(1, 2).flatten(2))
+
+    def _mlp(self, name: str, x: Tensor) -> Tensor:
+        inner = F.silu(self._linear(f"{name}.gate_proj", x)) * self._linear(f"{name}.up_proj", x)
+        return self._linear(f"{name}.down_proj", inner)
+
+    def _weight(self, name: str) -> Tensor:
+        return self.weights[name].to(self.dtype)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight(f"{name}.weight"))
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self._weight(f"{name}.weight"), self.config.rms_norm_eps)
+
+
+def load_draft(path: Path, target: KimiK3) -> MlaDraft:
+    """The draft of a directory in the published layout (``config.json``, ``model.safetensors``) for ``target``."""
+    config = DraftConfig.from_dict(json.loads((path / "config.json").read_text()))
+    head, embeddings = target.weight("lm_head.weight"), target.weight("model.embed_tokens.weight")
+    return MlaDraft(config, load_file(path / "model.safetensors"), embeddings, head, target.dtype)
+
+
+@torch.no_grad()
+def speculate(
+    target: KimiK3, draft: MlaDraft, prompt: Sequence[int], stop: int, most: int, width: int
+) -> tuple[list[int], list[int]]:
+    """Greedy generation, ``width`` guesses a step, each step verified by one run of the target.
+
+    Args:
+        stop: token that ends the answer, and is its last.
+        most: tokens of the answer, at most.
+
+    Returns:
+        the answer, which is what the target alone generates, and of each step how many of its guesses stand in it.
+    """
+    taps = draft.config.target_layer_ids
+    state = target.new_state()
+    stream = target.run(target.embed(torch.tensor(prompt)), state, aux_layers=taps)
+    rows = draft.context([tap.unsqueeze(0) for tap in stream.aux])
+    answer = [int(target.logits(stream.hidden[-1:]).argmax(-1))]
+    steps: list[int] = []
+    while answer[-1] != stop and len(answer) < most:
+        anchor, position = torch.tensor([[answer[-1]]]), torch.tensor([[rows.shape[1]]])
+        guesses, _ = draft.guess(draft.blocks(rows, anchor, position, width), anchor)
+        tokens = torch.cat([anchor.flatten(), guesses.flatten()])
+        trial = copy.deepcopy(state)
+        stream = target.run(target.embed(tokens), trial, aux_layers=taps)
+        chosen = target.logits(stream.hidden).argmax(-1)
+        agreed = (chosen[:-1] == tokens[1:]).long().cumprod(0)
+        accepted = int(agreed.sum())
+        # The state of KDA cannot be cut back: from the old one it runs again over what was accepted.
+        if accepted == width:
+            state = trial
+        else:
+            target.run(target.embed(tokens[: accepted + 1]), state)
+        rows = torch.cat([rows, draft.context([tap[: accepted + 1].unsqueeze(0) for tap in stream.aux])], dim=1)
+        found = [*tokens[1 : accepted + 1].tolist(), int(chosen[accepted])][: most - len(answer)]
+        found = found[: found.index(stop) + 1] if stop in found else found
+        steps.append(min(accepted, len(found)))
+        answer += found
+    return answer, steps
