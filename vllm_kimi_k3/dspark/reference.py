@@ -205,8 +205,8 @@ class MlaDraft:
         turned = rotate(shared, angles[1], stretch).unsqueeze(2).expand(-1, -1, c.num_attention_heads, -1)
         k = torch.cat([kv[..., :nope], turned], dim=-1)
         scale = (nope + rope) ** -0.5 * yarn.magnitude(yarn.mscale_all_dim) ** 2
-        rows = (y.transpose(1, 2) for y in (q, k, kv[..., nope:]))
-        out = F.scaled_dot_product_attention(*rows, attn_mask=seen.unsqueeze(1), scale=scale)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, kv[..., nope:]))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen.unsqueeze(1), scale=scale)
         return self._linear(f"{name}.o_proj", out.transpose(1, 2).flatten(2))
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
