@@ -279,7 +279,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("body", "where"), BAD.values(), ids=BAD)
 def test_bad_requests_are_answered_400_and_the_server_goes_on(api: Api, body: dict[str, Any], where: str) -> None:
     status, answer = api.post("chat/completions", body)
-    assert (status, where in answer["error"]["message"]) == (400, True), answer
+    assert (status, where in answer["error"]["message"], where in answer["error"]["param"]) == (400, True, True), answer
     assert api.ids("chat/completions", {"messages": [USER]})
 
 

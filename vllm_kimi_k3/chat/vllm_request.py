@@ -8,8 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+
 from vllm_kimi_k3.chat import scope
 from vllm_kimi_k3.chat.effort import NO_MESSAGE, resolve
+from vllm_kimi_k3.chat.errors import RequestError
 from vllm_kimi_k3.settings import settings
 
 _SAYS_THINKING = ("thinking", "enable_thinking", "thinking_effort")
@@ -26,7 +29,7 @@ def carry_fields(request: Any, params: Any) -> Any:
         params: the `ChatParams` that vLLM built for it.
 
     Raises:
-        RequestError: an effort or a thinking object that has no meaning.
+        VLLMValidationError: an effort or a thinking object that has no meaning.
     """
     kwargs = dict(params.chat_template_kwargs)
     given = getattr(request, "chat_template_kwargs", None) or {}
@@ -34,7 +37,10 @@ def carry_fields(request: Any, params: Any) -> Any:
     effort = kwargs.get("reasoning_effort", extra.get("reasoning_effort"))
     thinking = extra.get("thinking")
     if effort is not None or thinking is not None or any(key in given for key in _SAYS_THINKING):
-        resolved = resolve(effort, thinking, given, strict=settings().strict_effort)
+        try:
+            resolved = resolve(effort, thinking, given, strict=settings().strict_effort)
+        except RequestError as error:
+            raise VLLMValidationError(str(error), parameter=error.field) from error
         kwargs = {key: value for key, value in kwargs.items() if key not in ("enable_thinking", "reasoning_effort")}
         kwargs["thinking"] = resolved.enabled
         # vLLM drops nulls when it merges the server's defaults in.
