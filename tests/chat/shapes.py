@@ -176,8 +176,15 @@ SHAPES = [
     ),
     Shape(
         "text after the answer",
-        "<C>think<S><O>response<S>Hi<C>response<S>more" + _TAIL,
+        "<C>think<S><O>response<S>Hi<C>response<S>\n more text" + _TAIL,
         content="Hi",
+        repairs=[Repair.TEXT_DROPPED],
+    ),
+    Shape(
+        "text among calls",
+        f"<C>think<S><O>tools<S>\n{call('a')}, and \n then{call('b')}<C>tools<S>bye" + _TAIL,
+        calls=[("a", "{}"), ("b", "{}")],
+        repairs=[Repair.TEXT_DROPPED, Repair.TEXT_DROPPED],
     ),
     Shape(
         "second response",

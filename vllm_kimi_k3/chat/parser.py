@@ -80,6 +80,7 @@ class OutputParser:
         self._answered = False  # content that is not blank was delivered
         self._answer_over = False
         self._tools_seen = False
+        self._dropped = False
         self.reasoning_tokens = 0
         self.mode = start
         self._listen()
@@ -157,7 +158,7 @@ class OutputParser:
     def _listen(self) -> None:
         """Choose where text goes in the present state, and what becomes of it."""
         self._kind: Any = _KINDS.get(self.mode, Content)
-        self._sink: Callable[[str], object] = _drop
+        self._sink: Callable[[str], object] = self._drop
         if self._header is not None:
             self._sink = self._header_text
         elif self._ignored:
@@ -168,6 +169,12 @@ class OutputParser:
             self._sink = self._text_between
         elif self.mode is Mode.ARGUMENT:
             self._sink = self._argument_text if self._calls.streaming else self._calls.buffer.append
+
+    def _drop(self, text: str) -> None:
+        """Text that belongs nowhere; counted once for each place, blanks not at all."""
+        if not self._dropped and text.strip() and not self._ignored and self.mode is not Mode.DONE:
+            self._dropped = True
+            self._repair(Repair.TEXT_DROPPED)
 
     def _text_between(self, text: str) -> None:
         self._blanks.append(text)
@@ -356,6 +363,7 @@ class OutputParser:
 
     def _go(self, mode: Mode) -> None:
         self.mode = mode
+        self._dropped = False
         self._blanks.clear()
         self._listen()
 
@@ -382,7 +390,3 @@ class OutputParser:
         if text:
             self._repair(Repair.ANSWER_FROM_REASONING)
             self._events.append(Content(text))
-
-
-def _drop(text: str) -> None:
-    """The sink of text that belongs nowhere."""

@@ -37,6 +37,7 @@ class Repair(StrEnum):
     JSON_ELEMENT_BROKEN = "json_element_broken"
     JSON_ELEMENT_MIXED = "json_element_mixed"
     SECOND_MESSAGE = "second_message"
+    TEXT_DROPPED = "text_dropped"
     TAG_BROKEN = "tag_broken"
     TAG_CUT = "tag_cut"
     TAG_STRAY = "tag_stray"
