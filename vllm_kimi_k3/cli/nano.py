@@ -1,9 +1,26 @@
 """``vllm-kimi-k3 nano``: the miniature K3."""
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_kimi_k3.nano.exam import Question, Reply
+
+#: What `vllm serve` needs for the exam: room for its longest documents, tools and thinking apart.
+SERVE = [
+    "--served-model-name=nano",
+    "--enforce-eager",
+    "--enable-prefix-caching",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser=kimi_k3",
+    "--reasoning-parser=kimi_k3",
+    "--max-model-len=8192",
+    "--max-num-seqs=8",
+]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -20,6 +37,22 @@ def add_parser(subparsers: Any) -> None:
     path = actions.add_parser("path", help="print the directory of the trained miniature in the package")
     path.add_argument("--draft", action="store_true", help="of its DSpark draft instead")
     path.set_defaults(run=_path)
+
+    score = actions.add_parser("score", help="ask a served miniature the exam's questions and print a score card")
+    score.add_argument(
+        "--url", help="of the server, such as http://127.0.0.1:8000; the packaged one is served if absent"
+    )
+    score.add_argument("--questions", type=_positive, default=200, help="a skill (default 200)")
+    score.add_argument("--json", action="store_true", help="print the card as JSON")
+    score.add_argument("--failed", action="store_true", help="also print answers that do not count, to stderr")
+    score.set_defaults(run=_score)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} questions: ask at least one")
+    return number
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -38,3 +71,44 @@ def _path(options: argparse.Namespace) -> int:
         print(f"vllm-kimi-k3 nano path: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    import openai
+
+    from vllm_kimi_k3.cli.server import ServerError
+    from vllm_kimi_k3.nano.packaged import NotPackagedError
+    from vllm_kimi_k3.nano.score import HEADING, as_json, as_line, score
+
+    rows = []
+    try:
+        with _served(options.url) as url:
+            if not options.json:
+                print(HEADING)
+            for row in score(url, options.questions, failed=_show if options.failed else None):
+                rows.append(row)
+                if not options.json:
+                    print(as_line(row), flush=True)
+    except (NotPackagedError, ServerError, openai.OpenAIError) as error:
+        print(f"vllm-kimi-k3 nano score: {options.url or 'own server'}: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(as_json(rows))
+    return 0 if all(row.passed for row in rows) else 1
+
+
+@contextlib.contextmanager
+def _served(url: str | None) -> Iterator[str]:
+    """A given server, or one with the packaged miniature for the while."""
+    from vllm_kimi_k3.cli.server import Server
+    from vllm_kimi_k3.nano.packaged import target_path
+
+    if url is not None:
+        yield url.rstrip("/").removesuffix("/v1")
+        return
+    with Server(target_path(), SERVE, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
+        yield server.url
+
+
+def _show(question: "Question", reply: "Reply") -> None:
+    print(f"{question.row}\n    wanted {question.expected}\n    got    {reply}", file=sys.stderr)
