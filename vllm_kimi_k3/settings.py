@@ -21,6 +21,8 @@ class Settings:
 
     #: Leave vLLM as it is: the plugin registers nothing.
     disable: bool = False
+    #: Look the deployment over when `vllm serve` starts: log what is doubtful, stop on what cannot work.
+    preflight: bool = True
     #: Deliver the reasoning as content too where a message ends with neither content nor calls.
     answer_from_reasoning: bool = False
     #: Megabytes of past thinking kept to give back to clients that drop it; 0 keeps none.

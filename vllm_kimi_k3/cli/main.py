@@ -6,7 +6,12 @@ import sys
 from collections.abc import Sequence
 
 #: subcommand -> what it does; its module is ``vllm_kimi_k3.cli.<subcommand>`` with ``add_parser(subparsers)``.
-COMMANDS = {"nano": "build, find and score the miniature K3"}
+COMMANDS = {
+    "check": "find what will not work before loading",
+    "demo": "serve the miniature K3 and talk to it",
+    "nano": "build, find and score the miniature K3",
+    "plan": "where every GiB goes on given GPUs, and what fits",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

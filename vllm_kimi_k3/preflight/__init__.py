@@ -1,0 +1,1 @@
+"""Preflight: what will not work, and what to change, before weights are loaded."""

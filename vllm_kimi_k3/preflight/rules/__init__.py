@@ -1,0 +1,1 @@
+"""The rules: one module a subject, each with a ``check`` that yields findings."""
