@@ -31,16 +31,11 @@ class WrongRestoreError(AssertionError):
     """A step would have computed from a page that does not hold what its request needs."""
 
 
-class Prefixes:
-    """Numbers for token prefixes: two prefixes have the same number if and only if they are equal."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int], int] = {}
-
-    def extend(self, chain: list[int], tokens: Sequence[int]) -> None:
-        """Append the numbers of the prefixes that ``tokens`` add to ``chain``; ``chain[n]`` is that of n tokens."""
-        for token in tokens:
-            chain.append(self._numbers.setdefault((chain[-1], token), len(self._numbers) + 1))
+def extend(chain: list[int], tokens: Sequence[int]) -> list[int]:
+    """Append the 64-bit hashes of the prefixes that ``tokens`` add to ``chain``; ``chain[n]`` is that of n tokens."""
+    for token in tokens:
+        chain.append(hash((chain[-1], token)))
+    return chain
 
 
 @dataclass
@@ -61,13 +56,12 @@ class Worker:
         specs: of the cache groups.
         ours: whether states are left in every interior column that has a block, as our metadata builder has it.
         rows: running requests.
-        pages: block to what it holds: prefix number of the state, or prefix numbers of the rows.
+        pages: block to what it holds: the prefix of a state, or the prefixes of rows.
         poison: prefixes whose logits are not finite.
     """
 
     specs: list[KVCacheSpec]
     ours: bool
-    prefixes: Prefixes = field(default_factory=Prefixes)
     rows: dict[str, _Row] = field(default_factory=dict)
     pages: dict[int, Any] = field(default_factory=dict)
     poison: set[int] = field(default_factory=set)
@@ -85,7 +79,7 @@ class Worker:
             known = requests[name].all_token_ids[len(row.chain) - 1 : computed + count]
             # Ahead of the scheduler, only the worker knows the last token yet.
             missing = computed + count - (len(row.chain) - 1) - len(known)
-            self.prefixes.extend(row.chain, known + [row.sampled] * missing)
+            extend(row.chain, known + [row.sampled] * missing)
             work.append((name, row, computed, count))
         for _, row, computed, count in work:
             self._advance(row, computed, count)
@@ -235,7 +229,7 @@ class Simulation:
             self._flight.append((output, self._run(output)))
         if self._flight and (len(self._flight) > self.ahead or not busy):
             self.scheduler.update_from_output(*self._flight.popleft())
-        return busy or bool(self._flight)
+        return busy or bool(self._flight) or self.scheduler.has_unfinished_requests()
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         if self.worker is not None:

@@ -16,7 +16,7 @@ def padding(groups: list[list[str]]) -> float:
 
 @pytest.mark.parametrize(
     ("drafts", "count"),
-    [(0, 4), (5, 10), (1, 4), (8, 5)],
+    [(0, 4), (5, 10), (1, 7), (8, 3)],
     ids=["K3", "5-layer draft", "1-layer draft", "8-layer draft"],
 )
 def test_few_pages_stay_empty(drafts: int, count: int) -> None:

@@ -91,7 +91,7 @@ def test_alternating_conversations_keep_their_hits(simulate: Simulate, count: in
 
 @pytest.mark.parametrize("budget", [100, 128, 300, 777])
 def test_small_steps_change_no_hit(simulate: Simulate, budget: int) -> None:
-    simulation = simulate(max_num_batched_tokens=budget, max_num_seqs=8, max_model_len=8192)
+    simulation = simulate(max_num_batched_tokens=budget, max_num_seqs=8)
     tokens = text(2000, 5)
     assert found(simulation, tokens) == 0
     assert found(simulation, tokens) == floor_to(1999, UNIT)
@@ -110,7 +110,7 @@ def test_requests_that_run_together(simulate: Simulate) -> None:
 
 
 def test_an_aborted_request_leaves_only_what_was_processed(simulate: Simulate) -> None:
-    simulation = simulate(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=8192)
+    simulation = simulate(max_num_batched_tokens=512, max_num_seqs=8)
     tokens = text(2000, 4)
     request = simulation.add(tokens, 5)
     simulation.step()
@@ -121,7 +121,7 @@ def test_an_aborted_request_leaves_only_what_was_processed(simulate: Simulate) -
 
 
 def test_preempted_requests_go_on_right(simulate: Simulate) -> None:
-    simulation = simulate(blocks=22)
+    simulation = simulate(blocks=16)
     requests = [simulation.add(text(700, seed), 2500) for seed in range(3)]
     simulation.finish()
     assert sum(request.num_preemptions for request in requests) > 0

@@ -100,15 +100,16 @@ class KdaManager(MambaManager):
         columns = max(len(self.req_to_blocks[request_id]), len(new_computed_blocks))
         if external:
             columns = max(columns, cdiv(total_computed_tokens, self.block_size))
-        needed = sum(self._new_columns(request_id, columns, num_tokens_main_model)) + int(external)
+        # Whether a request is let in must not depend on states that can be left out.
+        plan = {} if apply_admission_cap else self.book.plans.get(request_id, {})
+        needed = sum(self._new_columns(plan, columns, num_tokens_main_model)) + int(external)
         return needed + self._get_num_evictable_blocks(new_computed_blocks)
 
-    def _new_columns(self, request_id: str, columns: int, num_tokens: int) -> list[bool]:
+    def _new_columns(self, plan: Mapping[int, Kind], columns: int, num_tokens: int) -> list[bool]:
         """For each column to append to a table of ``columns``, whether it gets a block."""
         running = cdiv(num_tokens, self.block_size) - 1
         if running + 1 + self.num_speculative_blocks <= columns:
             return []
-        plan = self.book.plans.get(request_id, {})
         passed = [(column + 1) * self.block_size in plan for column in range(columns, running)]
         slots = running + 1 + self.num_speculative_blocks - max(columns, running)
         return passed + [True] * slots
@@ -119,7 +120,7 @@ class KdaManager(MambaManager):
         # append-only and still names it, so no one else may have it before the step is over.
         blocks = self.req_to_blocks[request_id]
         before = len(blocks)
-        filled = self._new_columns(request_id, before, num_tokens_main_model)
+        filled = self._new_columns(self.book.plans.get(request_id, {}), before, num_tokens_main_model)
         fresh = iter(self.block_pool.get_new_blocks(sum(filled)))
         blocks.extend(next(fresh) if wanted else self._null_block for wanted in filled)
         return blocks[before:]

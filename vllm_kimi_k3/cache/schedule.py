@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from vllm.utils.math_utils import cdiv
 from vllm.v1.request import Request
 
 from vllm_kimi_k3.cache.manager import KdaManager
 from vllm_kimi_k3.cache.policy import Kind, Marks, floor_to, wanted
 
-#: What a step leaves however little room there is: dropping these would make the next request miss for certain.
+#: What a step leaves even if states hold their share already: without it the next request would miss for certain.
 _ESSENTIAL = Kind.PROMPT
 
 
@@ -54,8 +55,24 @@ def step_tokens(
         )
     plan = book.plans[request.request_id]
     passed = sorted((kind, boundary) for boundary, kind in plan.items() if start < boundary <= stop)
-    room = book.make_room(len(passed) * len(managers)) // len(managers)
-    for kind, boundary in passed[: max(len(passed) - room, 0)]:
+    allowed = book.make_room(len(passed) * len(managers))
+    spare = _spare_blocks(scheduler, managers, request, start, stop)
+    for _, boundary in passed[: max(len(passed) - spare // len(managers), 0)]:
+        del plan[boundary]
+    for kind, boundary in passed[: max(len(passed) - allowed // len(managers), 0)]:
         if kind < _ESSENTIAL:
-            del plan[boundary]
+            plan.pop(boundary, None)
     return stop - start
+
+
+def _spare_blocks(scheduler: Any, managers: list[KdaManager], request: Request, start: int, stop: int) -> int:
+    """Blocks that are left once a step has what it cannot do without."""
+    cache = scheduler.kv_cache_manager
+    # The running state, and the one that the request starts from, which lies in the free queue until then.
+    needed = cache.watermark_blocks + len(managers) * (2 + managers[0].num_speculative_blocks)
+    for manager in cache.coordinator.single_type_managers:
+        if not isinstance(manager, KdaManager):
+            # Pages that are found lie in the free queue too; one of them may be copied.
+            have = len(manager.req_to_blocks.get(request.request_id, ()))
+            needed += cdiv(stop, manager.block_size) - have + 1
+    return max(cache.block_pool.get_num_free_blocks() - needed, 0)
