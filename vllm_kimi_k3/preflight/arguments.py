@@ -46,11 +46,15 @@ class ArgumentError(ValueError):
 
 
 @cache
-def known_options() -> Mapping[str, bool]:
-    """Long option names of the supported vLLM releases to whether they take no value."""
+def known_options(release: str = "") -> Mapping[str, bool]:
+    """Long option names to whether they take no value.
+
+    Args:
+        release: "0.32" or "0.33"; all supported ones if empty.
+    """
     lines = files("vllm_kimi_k3.preflight").joinpath("options.txt").read_text().splitlines()
     entries = [line.split() for line in lines if line and not line.startswith("#")]
-    return {name: kind == "flag" for name, kind in entries}
+    return {name: kind == "flag" for name, kind, releases in entries if not release or release in releases.split(",")}
 
 
 def read_arguments(arguments: Sequence[str], config: Path | None = None) -> tuple[dict[str, Any], list[str]]:

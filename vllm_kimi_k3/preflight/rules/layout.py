@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vllm_kimi_k3.preflight.facts import Facts
-from vllm_kimi_k3.preflight.finding import Finding, error
+from vllm_kimi_k3.preflight.finding import Finding, error, warning
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -25,6 +25,13 @@ def check(facts: Facts) -> Iterator[Finding]:
             f"--enable-expert-parallel over {ranks} ranks",
             f"{text.num_experts} experts do not divide by {ranks}",
             "tensor- and data-parallel sizes whose product divides it",
+        )
+    if serving.get("enable_expert_parallel", False):
+        yield warning(
+            "expert-parallel",
+            "--enable-expert-parallel",
+            "this version slices each expert over the tensor-parallel ranks, so every replica holds all of them",
+            "a larger --tensor-parallel-size, or VLLM_KIMI_K3_DISABLE=1 for vLLM's own K3",
         )
     if serving.size("prefill_context_parallel_size") > 1:
         yield error(
