@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -146,6 +147,8 @@ def set_hash_unit(vllm_config: "VllmConfig") -> None:
             unit,
         )
     cache.prefix_match_unit = hash_block(unit)
+    # The worker counts NaN logits a request; cache/guard.py acts on them.
+    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
 
 
 def patch_scheduler() -> None:
@@ -182,6 +185,49 @@ def patch_scheduler() -> None:
 
     split.kimi_k3 = True  # type: ignore[attr-defined]
     Scheduler._mamba_block_aligned_split = split  # type: ignore[method-assign]
+
+
+def fail_request(scheduler: Any, name: str, message: str) -> None:
+    """Have the scheduler fail a request at the end of the update that is going on.
+
+    0.32 collects the ids of such requests, 0.33 also what their clients are told.
+    """
+    failing = scheduler.grammar_compile_error_reqs
+    if isinstance(failing, set):
+        failing.add(name)
+        return
+    from vllm.outputs import RequestError
+
+    failing[name] = RequestError(code="nan_logits", message=message)
+
+
+def patch_output() -> None:
+    """Let our cache see a step's output before vLLM does (vLLM 0.32 and 0.33; there is no registry for this).
+
+    Changes ``Scheduler.update_from_output``, for schedulers whose KDA groups are ours.
+
+    Raises:
+        RuntimeError: the method does not have the parameters that are known here.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.update_from_output
+    if getattr(original, "kimi_k3", False):
+        return
+    if list(inspect.signature(original).parameters) != ["self", "scheduler_output", "model_runner_output"]:
+        raise RuntimeError("vLLM's Scheduler.update_from_output no longer takes a step and its output")
+
+    @functools.wraps(original)
+    def update(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        from vllm_kimi_k3.cache.guard import guard_of
+
+        guard = guard_of(self)
+        if guard is not None:
+            guard.inspect(self, model_runner_output)
+        return original(self, scheduler_output, model_runner_output)
+
+    update.kimi_k3 = True  # type: ignore[attr-defined]
+    Scheduler.update_from_output = update  # type: ignore[method-assign]
 
 
 def patch_cpu_pipeline() -> None:

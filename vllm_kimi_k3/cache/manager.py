@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 
 from vllm_kimi_k3.cache.book import StateBook
 from vllm_kimi_k3.cache.policy import Kind
-from vllm_kimi_k3.compat import patch_scheduler
+from vllm_kimi_k3.compat import patch_output, patch_scheduler
 from vllm_kimi_k3.settings import settings
 
 
@@ -29,6 +29,7 @@ class _Trail:
 
     Attributes:
         request: vLLM's.
+        start: tokens that it found in the cache.
         columns: how many columns have been looked at for a state to keep.
         before: hash of the last state before those columns that is held.
         restored: hash of the state that the request started from.
@@ -39,6 +40,7 @@ class _Trail:
 
     request: Request
     plan: Mapping[int, Kind]
+    start: int = 0
     columns: int = 0
     before: BlockHash | None = None
     restored: BlockHash | None = None
@@ -53,6 +55,7 @@ class KdaManager(MambaManager):
         super().__init__(kv_cache_spec, block_pool, **kwargs)
         # Only here is it certain that this process schedules a K3 model.
         patch_scheduler()
+        patch_output()
         self.book = StateBook.of(block_pool, settings().state_share)
         self.book.groups.add(self.kv_cache_group_id)
         self.trails: dict[str, _Trail] = {}
@@ -155,9 +158,10 @@ class KdaManager(MambaManager):
         if request_id not in self.trails:
             restored = self._restored.pop(request_id, None)
             state = self.book.states.get(restored) if restored is not None else None
-            columns = state.boundary // self.block_size if state is not None else 0
+            start = state.boundary if state is not None else 0
             plan = self.book.plans.get(request_id, {})
-            self.trails[request_id] = _Trail(request, plan, columns, before=restored, restored=restored)
+            columns = start // self.block_size
+            self.trails[request_id] = _Trail(request, plan, start, columns, before=restored, restored=restored)
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
@@ -183,10 +187,13 @@ class KdaManager(MambaManager):
         if trail is None:
             return
         trail.poisoned = True
-        hashed = self.block_pool.hash_block_size
-        start = self.book.states[trail.restored].boundary if trail.restored in self.book.states else 0
-        for prefix in trail.request.block_hashes[start // hashed :]:
+        for prefix in trail.request.block_hashes[trail.start // self.block_pool.hash_block_size :]:
             self.book.void(prefix, "guard")
+
+    def restored_tokens(self, request_id: str) -> int:
+        """Tokens that a request found in the cache."""
+        trail = self.trails.get(request_id)
+        return trail.start if trail is not None else 0
 
     @property
     def _leads(self) -> bool:
