@@ -16,7 +16,7 @@ $(STAMP): requirements/cpu.lock pyproject.toml packaging/vllm/pyproject.toml pac
 	touch $@
 
 demo: $(STAMP)
-	$(PY) -m vllm_kimi_k3.cli.main nano demo
+	$(PY) -m vllm_kimi_k3.cli.main demo
 
 test: $(STAMP)
 	$(PY) -m pytest

@@ -237,17 +237,17 @@ def patch_cpu_pipeline() -> None:
     """
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    def make(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
-        def warming_up_model(self: Any) -> None:
-            warm_up(self)
+    def make(initialize: Callable[..., None]) -> Callable[..., None]:
+        def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> None:
+            initialize(self, *args, **kwargs)
             if self.intermediate_tensors is None:
                 self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
                     batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
                 )
 
-        return warming_up_model
+        return initialize_kv_cache
 
-    _wrap(CPUModelRunner, "warming_up_model", ("self",), make)
+    _wrap(CPUModelRunner, "initialize_kv_cache", ("self", "kv_cache_config"), make)
 
 
 def register_chat(mode: str, tokenizer: str, renderer: str) -> None:

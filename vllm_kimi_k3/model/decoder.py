@@ -8,8 +8,10 @@ from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.utils import PPMissingLayer, make_layers
+from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
+from vllm_kimi_k3.compat import patch_cpu_pipeline
 from vllm_kimi_k3.model.kda import KimiDeltaAttention
 from vllm_kimi_k3.model.mla import GatedMla
 from vllm_kimi_k3.model.mlp import SituMlp
@@ -108,6 +110,8 @@ class KimiDecoder(nn.Module):
             )
         else:
             self.embed_tokens = PPMissingLayer()
+        if not get_pp_group().is_first_rank and current_platform.is_cpu():
+            patch_cpu_pipeline()
         self.start, self.end, self.layers = make_layers(
             text.num_hidden_layers,
             lambda prefix: DecoderLayer(int(prefix.rsplit(".", 1)[1]), text, vllm_config, prefix),
