@@ -24,9 +24,7 @@ class Traffic(RuleBasedStateMachine):
 
     @initialize(ahead=st.booleans(), budget=st.sampled_from([300, 2048]))
     def start(self, ahead: bool, budget: int) -> None:
-        self.simulation = self.simulate(
-            blocks=BLOCKS, ahead=ahead, max_num_batched_tokens=budget, max_num_seqs=4, max_num_partial_prefills=1
-        )
+        self.simulation = self.simulate(blocks=BLOCKS, ahead=ahead, max_num_batched_tokens=budget, max_num_seqs=4)
         self.pool = self.simulation.scheduler.kv_cache_manager.block_pool
         self.managers = state_managers(self.simulation.scheduler)
         self.book = self.managers[0].book
