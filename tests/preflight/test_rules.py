@@ -53,6 +53,7 @@ MISTAKES = {
         node("b200", nccl=(2, 30, 4)),
         level="warning",
     ),
+    "nccl that may hang on b300": Mistake("nccl-nvls-hang", "2.28.9", machine=node(nccl=(2, 32, 3)), level="warning"),
     "driver too old for cuda 13": Mistake("driver", "release 580", machine=node(driver=(570, 124))),
     "cuda too old": Mistake("cuda-version", "CUDA 13", machine=node(cuda=(12, 8))),
     "a100": Mistake(

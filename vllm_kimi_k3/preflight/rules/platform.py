@@ -8,6 +8,7 @@ from vllm_kimi_k3.preflight.finding import Finding, error, warning
 _ARCHITECTURES = ("sm90", "sm100", "sm103", "sm120", "sm121", "gfx942", "gfx950", "cpu", "")
 #: First NCCL release whose NVLS path was seen to hang when many experts are loaded, and the last good one in wide use.
 _NCCL_BAD, _NCCL_GOOD = (2, 30, 4), "2.28.9"
+_NCCL_SEEN = (2, 31)
 _DRIVERS = {12: 525, 13: 580}
 _CUDA = (12, 9)
 _KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla")
@@ -81,7 +82,8 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
     machine, serving = facts.machine, facts.serving
     if machine.nvidia and machine.nccl and machine.nccl >= _NCCL_BAD and machine.blackwell and serving.world > 1:
         found = ".".join(map(str, machine.nccl))
-        level = error if machine.architecture == "sm103" else warning
+        # Seen on B300 with releases of 2.30; whether later ones are free of it is not known.
+        level = error if machine.architecture == "sm103" and machine.nccl < _NCCL_SEEN else warning
         yield level(
             "nccl-nvls-hang",
             f"NCCL {found} on {machine.gpus[0].name}",
