@@ -8,9 +8,10 @@ from collections.abc import Sequence
 #: subcommand -> what it does; its module is ``vllm_kimi_k3.cli.<subcommand>`` with ``add_parser(subparsers)``.
 COMMANDS = {
     "check": "find what will not work before loading",
-    "demo": "serve the miniature K3 and talk to it",
+    "demo": "serve the miniature K3, talk to it and check what it says",
     "nano": "build, find and score the miniature K3",
     "plan": "where every GiB goes on given GPUs, and what fits",
+    "verify": "check a running endpoint as a client",
 }
 
 

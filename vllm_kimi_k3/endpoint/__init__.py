@@ -1,0 +1,1 @@
+"""A running endpoint, looked at as a client does: any OpenAI-compatible server of K3."""
