@@ -61,7 +61,7 @@ def replayed(tokenizer: K3Tokenizer, ids: list[int]) -> dict[str, Any]:
         if isinstance(event, CallStart):
             made.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
         elif isinstance(event, Arguments):
-            made[event.index]["function"]["arguments"] += event.text
+            made[event.call]["function"]["arguments"] += event.text
     return {
         "role": "assistant",
         "content": "".join(event.text for event in events if isinstance(event, Content)),

@@ -4,16 +4,23 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCall,
+    ToolCall,
+)
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.parser_manager import ParserManager
 
 from tests.chat.shapes import SHAPES, Shape, argument, call, tools
 from tests.chat.vocabulary import RANKS, SPECIALS, spell, text_ids
 from vllm_kimi_k3 import register
+from vllm_kimi_k3.chat.events import Arguments, CallEnd, CallStart, Content, End, Reasoning
 from vllm_kimi_k3.chat.parser import Mode
 from vllm_kimi_k3.chat.tokenizer import K3Tokenizer
-from vllm_kimi_k3.chat.vllm_messages import as_anthropic_calls, pieces_of
+from vllm_kimi_k3.chat.vllm_messages import as_anthropic_calls, delta_message, pieces_of
 from vllm_kimi_k3.chat.vllm_parsers import KimiK3Parser, KimiK3ReasoningParser, KimiK3ToolParser
 from vllm_kimi_k3.chat.vllm_tokenizer import KimiK3Tokenizer
 
@@ -80,6 +87,30 @@ def test_deltas_carry_only_what_they_bring(unified):
     assert [part.model_dump() for part in starts] == [
         {"id": starts[0].id, "type": "function", "index": 0, "function": {"name": "weather", "arguments": ""}}
     ]
+
+
+def test_deltas_equal_validated_ones():
+    function = DeltaFunctionCall(name="f", arguments='{"a"')
+    first = DeltaToolCall(index=0, id="c", type="function", function=function)
+    more = DeltaToolCall(index=1, function=DeltaFunctionCall(arguments="}"))
+    events = [
+        Reasoning("r"),
+        Content("a"),
+        Content("b"),
+        CallStart(0, "c", "f"),
+        Arguments(0, '{"a"'),
+        Arguments(1, "}"),
+    ]
+    for part, expected in [
+        (events, DeltaMessage(reasoning="r", content="ab", tool_calls=[first, more])),
+        (events[:1], DeltaMessage(reasoning="r")),
+        (events[-1:], DeltaMessage(tool_calls=[more])),
+    ]:
+        made = delta_message(part)
+        assert made == expected and made.model_fields_set == expected.model_fields_set
+        assert made.model_dump_json(exclude_unset=True) == expected.model_dump_json(exclude_unset=True)
+        assert made.model_copy(update={"role": "assistant"}).role == "assistant"
+    assert delta_message([CallEnd(0), End(False)]) is None
 
 
 def test_schemas_of_the_request_decide(unified):

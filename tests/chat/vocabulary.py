@@ -62,9 +62,9 @@ class Result:
         self.names = [e.name for e in starts]
         self.ids = [e.id for e in starts]
         self.arguments = [
-            "".join(e.text for e in events if isinstance(e, Arguments) and e.index == s.index) for s in starts
+            "".join(e.text for e in events if isinstance(e, Arguments) and e.call == s.call) for s in starts
         ]
-        self.complete = [any(isinstance(e, CallEnd) and e.index == s.index for e in events) for s in starts]
+        self.complete = [any(isinstance(e, CallEnd) and e.call == s.call for e in events) for s in starts]
         ends = [e for e in events if isinstance(e, End)]
         assert len(ends) == 1 and events[-1] is ends[0]
         self.cut = ends[0].cut

@@ -16,9 +16,9 @@ class Content(NamedTuple):
 
 
 class CallStart(NamedTuple):
-    """A tool call begins; `index` counts calls of this output from 0. Comes once, before the call's arguments."""
+    """A tool call begins; `call` counts calls of this output from 0. Comes once, before the call's arguments."""
 
-    index: int
+    call: int
     id: str
     name: str
 
@@ -26,14 +26,14 @@ class CallStart(NamedTuple):
 class Arguments(NamedTuple):
     """The next piece of a call's arguments: JSON text that continues the pieces before it."""
 
-    index: int
+    call: int
     text: str
 
 
 class CallEnd(NamedTuple):
     """The call's arguments are complete: all pieces together are one JSON value. Missing for a call that was cut."""
 
-    index: int
+    call: int
 
 
 class End(NamedTuple):

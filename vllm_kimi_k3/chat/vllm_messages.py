@@ -65,47 +65,44 @@ def tool_schemas(tools: Iterable[Any] | None, messages: Iterable[Any] | None = N
 
 def delta_message(events: Sequence[Event]) -> DeltaMessage | None:
     """One streaming delta. Fields that have nothing stay unset: they are not sent."""
-    fields: dict[str, Any] = {}
-    calls: list[DeltaToolCall] = []
+    values: dict[str, Any] = {"role": None, "content": None, "reasoning": None, "tool_calls": []}
+    calls: list[DeltaToolCall] = values["tool_calls"]
+    names: set[str] = set()
     for event in events:
-        if isinstance(event, Reasoning):
-            fields["reasoning"] = fields.get("reasoning", "") + event.text
-        elif isinstance(event, Content):
-            fields["content"] = fields.get("content", "") + event.text
-        elif isinstance(event, Arguments):
-            if calls and calls[-1].index == event.index:
+        if isinstance(event, Arguments):
+            if calls and calls[-1].index == event.call:
                 function = calls[-1].function
                 function.arguments += event.text
             else:
-                calls.append(_call({"index": event.index, "function": _function({"arguments": event.text})}))
+                calls.append(_arguments(event.call, event.text))
+        elif isinstance(event, Reasoning):
+            values["reasoning"] = event.text if values["reasoning"] is None else values["reasoning"] + event.text
+            names.add("reasoning")
+        elif isinstance(event, Content):
+            values["content"] = event.text if values["content"] is None else values["content"] + event.text
+            names.add("content")
         elif isinstance(event, CallStart):
-            function = _function({"name": event.name, "arguments": ""})
-            calls.append(_call({"index": event.index, "id": event.id, "type": "function", "function": function}))
+            calls.append(_start(event))
     if calls:
-        fields["tool_calls"] = calls
-    elif not fields:
-        return None
-    message = _message(fields)
-    if not calls:
-        message.__dict__["tool_calls"] = []
-    return message
+        names.add("tool_calls")
+    return _message(values, names) if names else None
 
 
-def _builder(model: type[BaseModel], defaults: Mapping[str, Any]) -> Callable[[dict[str, Any]], Any]:
-    """Makes instances of a pydantic model from fields known to be right.
+def _builder(model: type[BaseModel]) -> Callable[[dict[str, Any], set[str]], Any]:
+    """Makes instances of a pydantic model from the values of all fields, and the names of those that are set.
 
     Validation would cost several times what it costs to parse a token; pydantic's own `model_construct` still twice.
     """
     new = model.__new__
-    put_fields = BaseModel.__dict__["__dict__"].__set__
+    put_values = BaseModel.__dict__["__dict__"].__set__
     put_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
     put_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
     put_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
-    def build(fields: dict[str, Any]) -> Any:
+    def build(values: dict[str, Any], names: set[str]) -> Any:
         made = new(model)
-        put_fields(made, {**defaults, **fields})
-        put_names(made, {*fields})
+        put_values(made, values)
+        put_names(made, names)
         put_extra(made, None)
         put_private(made, None)
         return made
@@ -113,9 +110,20 @@ def _builder(model: type[BaseModel], defaults: Mapping[str, Any]) -> Callable[[d
     return build
 
 
-_function = _builder(DeltaFunctionCall, {"name": None, "arguments": None})
-_call = _builder(DeltaToolCall, {"id": None, "type": None, "function": None})
-_message = _builder(DeltaMessage, {"role": None, "content": None, "reasoning": None})
+_function = _builder(DeltaFunctionCall)
+_call = _builder(DeltaToolCall)
+_message = _builder(DeltaMessage)
+
+
+def _arguments(index: int, text: str) -> Any:
+    function = _function({"name": None, "arguments": text}, {"arguments"})
+    return _call({"id": None, "type": None, "index": index, "function": function}, {"index", "function"})
+
+
+def _start(event: CallStart) -> Any:
+    function = _function({"name": event.name, "arguments": ""}, {"name", "arguments"})
+    values = {"id": event.id, "type": "function", "index": event.call, "function": function}
+    return _call(values, set(values))
 
 
 def whole_message(events: Sequence[Event]) -> tuple[str | None, str | None, list[FunctionCall]]:
@@ -126,7 +134,7 @@ def whole_message(events: Sequence[Event]) -> tuple[str | None, str | None, list
     arguments: list[list[str]] = [[] for _ in starts]
     for event in events:
         if isinstance(event, Arguments):
-            arguments[event.index - starts[0].index].append(event.text)
+            arguments[event.call - starts[0].call].append(event.text)
     calls = [
         FunctionCall(id=start.id, name=start.name, arguments="".join(parts))
         for start, parts in zip(starts, arguments, strict=True)
