@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
 from vllm_kimi_k3.model.layout import Share
+from vllm_kimi_k3.model.progress import planned_bytes, watched
 from vllm_kimi_k3.model.shards import check_headers, iterate, read_index
 from vllm_kimi_k3.model.weights import Item, Problem, WeightError, WeightPlan, fill, plan_weights
 
@@ -50,9 +51,11 @@ def load_weights(
     plan = plan_weights(vllm_config.model_config.hf_text_config, read_index(directory), share)
     check_headers(plan, directory)
     parameters = dict(model.named_parameters())
-    if vllm_config.load_config.load_format in _DIRECT_FORMATS:
-        return fill(parameters, iterate(plan, directory))
-    return fill(parameters, _from_stream(plan, stream))
+    direct = vllm_config.load_config.load_format in _DIRECT_FORMATS
+    tensors = iterate(plan, directory) if direct else _from_stream(plan, stream)
+    if share.tp_rank == 0 and layers.start == 0:
+        tensors = watched(tensors, planned_bytes(plan.items))
+    return fill(parameters, tensors)
 
 
 def _snapshot(vllm_config: VllmConfig) -> Path:
