@@ -36,6 +36,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = json.loads(raw)
             assert body["model"] == "k3"
+            if self.path == "/v1/completions":
+                self.read_at_once(body["prompt"], fault)
+                return
             assert isinstance(body["messages"], list)
             assert body.get("max_tokens", 1) > 0 and not isinstance(body.get("temperature"), str)
             assert all(message["role"] in ("user", "assistant", "tool") for message in body["messages"])
@@ -60,7 +63,18 @@ class Handler(BaseHTTPRequestHandler):
             self.stream(message, finish, usage, logprobs, fault)
         else:
             choice = {"message": message, "finish_reason": finish, "logprobs": logprobs}
-            self.reply(200, {"choices": [choice], "usage": usage})
+            answer = {"choices": [choice], "usage": usage}
+            if body.get("return_token_ids") and fault != "no token ids":
+                choice["token_ids"] = [5, 6, 7]
+                answer["prompt_token_ids"] = [1, 2]
+            self.reply(200, answer)
+
+    def read_at_once(self, ids: list[int], fault: str) -> None:
+        """Logprobs of a prompt: each token is the most likely one, or with the fault another is."""
+        entries: list[Any] = [None]
+        for token in ids[1:]:
+            entries.append({str(token): {"logprob": -0.1}, "99": {"logprob": -0.05 if fault != "speculation" else 3.0}})
+        self.reply(200, {"choices": [{"prompt_logprobs": entries}]})
 
     def message(self, body: dict[str, Any], fault: str) -> tuple[dict[str, Any], str]:
         if body.get("tool_choice") != "required":

@@ -9,6 +9,9 @@ from vllm_kimi_k3.endpoint.client import Client, EndpointError, Message
 
 #: Two tokens this close in logprob may change places: kernels add in another order when a batch or a cache differs.
 _TIE = 0.2
+#: Share of greedy tokens that may be further behind than a tie: in bf16, decoding and reading at once round apart, and
+#: a flipped expert moves a logit by more than rounding does. Tokens that speculation got wrong are far more.
+_UNLIKE = 0.1
 _TOKENS = 48
 _TOOL = {
     "type": "function",
@@ -86,7 +89,7 @@ def stream_equals_whole(client: Client) -> str:
 
 
 def tokens_are_the_models_own(client: Client) -> str:
-    """Every greedy token is the most likely one when the whole text is read at once: speculation changed nothing."""
+    """Greedy tokens are the most likely ones when the whole text is read at once: speculation changed nothing."""
     answer = _greedy(client, _user("Count to ten."), return_token_ids=True)
     if not answer.token_ids or not answer.prompt_ids:
         raise CheckSkippedError("the server gives no token ids (return_token_ids)")
@@ -98,12 +101,15 @@ def tokens_are_the_models_own(client: Client) -> str:
         raise CheckSkippedError(f"no prompt_logprobs: {error}") from error
     if not read:
         raise CheckSkippedError("the server gives no prompt_logprobs")
+    behind = []
     for place in range(len(answer.prompt_ids), len(ids)):
         entries = {int(token): entry["logprob"] for token, entry in read[place].items()}
-        behind = max(entries.values()) - entries[ids[place]]
-        if behind > _TIE:
-            raise CheckFailedError(f"token {place - len(answer.prompt_ids)} is {behind:.2f} behind the most likely one")
-    return f"{len(answer.token_ids)} tokens"
+        behind.append(max(entries.values()) - entries[ids[place]])
+    unlike = sum(distance > _TIE for distance in behind)
+    said = f"{unlike} of {len(behind)} tokens are not the most likely ones, the worst {max(behind):.2f} behind"
+    if unlike > _UNLIKE * len(behind):
+        raise CheckFailedError(said)
+    return said
 
 
 def thinking_is_kept(client: Client) -> str:

@@ -19,9 +19,8 @@ _SECONDS = 10.0
 
 def planned_bytes(items: Iterable[Item]) -> int:
     """Bytes that a rank is going to read; the few fp32 tensors count as bf16, a share of 1e-5."""
-    return sum(
-        prod(i.slot.shape) // i.slot.shape[i.slot.dim] * i.slot.length * (1 if i.slot.quantised else 2) for i in items
-    )
+    slots = [item.slot for item in items]
+    return sum(prod(s.shape) // s.shape[s.dim] * s.length * (1 if s.quantised else 2) for s in slots)
 
 
 def watched(
