@@ -184,7 +184,7 @@ def patch_scheduler() -> None:
         return step_tokens(self, managers, *arguments) if managers else original(self, *arguments)
 
     split.kimi_k3 = True  # type: ignore[attr-defined]
-    Scheduler._mamba_block_aligned_split = split  # type: ignore[method-assign]
+    Scheduler._mamba_block_aligned_split = split
 
 
 def fail_request(scheduler: Any, name: str, message: str) -> None:
@@ -227,7 +227,7 @@ def patch_output() -> None:
         return original(self, scheduler_output, model_runner_output)
 
     update.kimi_k3 = True  # type: ignore[attr-defined]
-    Scheduler.update_from_output = update  # type: ignore[method-assign]
+    Scheduler.update_from_output = update
 
 
 def patch_cpu_pipeline() -> None:

@@ -73,7 +73,7 @@ def read_reply(tokenizer: K3Tokenizer, ids: Sequence[int], enabled: bool) -> Rep
             names.append(event.name)
             texts.append("")
         elif isinstance(event, Arguments):
-            texts[event.index] += event.text
+            texts[event.call] += event.text
     try:
         reply.calls = [(name, json.loads(text or "{}")) for name, text in zip(names, texts, strict=True)]
     except json.JSONDecodeError:
