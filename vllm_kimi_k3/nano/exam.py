@@ -55,12 +55,21 @@ def right(question: Question, reply: Reply) -> bool:
     if not reply.finished:
         return False
     if question.row == "grammar":
-        thinks = question.dialogue.style.effort != "off"
-        shape = len(reply.calls) == len(expected.calls) and (bool(reply.content) or bool(expected.calls))
-        return shape and bool(reply.reasoning) == thinks
+        return _well_formed(question, reply)
     if expected.calls or reply.calls:
         return reply.calls == [(call.name, call.arguments) for call in expected.calls]
     return expected.key in reply.content
+
+
+def _well_formed(question: Question, reply: Reply) -> bool:
+    """Whether a finished reply has the channels that it should: thinking if it is on, an answer or calls of declared
+    tools with an object each, as many calls as are due. Whether to call at all is another row's question."""
+    declared = {tool["function"]["name"] for tool in question.dialogue.tools}
+    due = len(question.expected.calls)
+    calls = all(name in declared and isinstance(arguments, dict) for name, arguments in reply.calls)
+    number = not (due and reply.calls) or len(reply.calls) == due
+    thinks = question.dialogue.style.effort != "off"
+    return calls and number and bool(reply.content or reply.calls) and bool(reply.reasoning) == thinks
 
 
 def questions(row: str, count: int, seed: int) -> list[Question]:
