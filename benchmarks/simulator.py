@@ -69,8 +69,9 @@ class Worker:
     def run(self, step: SchedulerOutput, requests: dict[str, Request]) -> ModelRunnerOutput:
         """One step: bring tables up to date, copy, restore, compute, sample."""
         self._receive(step)
-        for copy in step.kv_cache_block_copies or ():
-            content = self.pages.get(copy.src_block_id)
+        # A worker reads all sources before it writes, so a page copied into is no source in the same step.
+        copies = [(copy, self.pages.get(copy.src_block_id)) for copy in step.kv_cache_block_copies or ()]
+        for copy, content in copies:
             self.pages[copy.dst_block_id] = list(content) if isinstance(content, list) else content
         work = []
         for name, count in step.num_scheduled_tokens.items():

@@ -109,6 +109,40 @@ def test_requests_that_run_together(simulate: Simulate) -> None:
     assert found(simulation, tokens) == 1408
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "scheduled ahead"])
+@pytest.mark.parametrize("lengths", [range(193, 201), range(449, 457), range(1217, 1225)], ids=lambda r: str(r[0]))
+def test_requests_that_enter_one_page_together(simulate: Simulate, lengths: range, ahead: bool) -> None:
+    """Each copies the page that it shares from one that was written before, not from another's copy of this step."""
+    simulation = simulate(ahead=ahead)
+    tokens = text(3000, 10)
+    simulation.serve(tokens)
+    # These leave the states; rows of the first request end at other boundaries than those asked for below.
+    for length in (129, 385, 1153):
+        simulation.serve(tokens[:length])
+    together = [simulation.add(tokens[:length], 3) for length in lengths]
+    simulation.finish()
+    assert [simulation.cached[request.request_id] for request in together] == [
+        floor_to(length - 1, UNIT) for length in lengths
+    ]
+
+
+def test_rows_computed_again_beside_an_old_state_are_no_source(simulate: Simulate) -> None:
+    """A state outlives its rows: who finds the rows of a step that has not run would copy what is not there."""
+    simulation = simulate()
+    tokens = text(1400, 12)
+    simulation.serve(tokens[:700])
+    manager = simulation.scheduler.kv_cache_manager
+    rows = [
+        block.block_id
+        for block in manager.block_pool.blocks
+        if isinstance(simulation.worker.pages.get(block.block_id), list)
+    ]
+    manager.evict_blocks(set(rows))
+    together = [simulation.add(tokens, 3) for _ in range(3)]
+    simulation.finish()
+    assert [simulation.cached[request.request_id] for request in together] == [0, 0, 0]
+
+
 def test_an_aborted_request_leaves_only_what_was_processed(simulate: Simulate) -> None:
     simulation = simulate(max_num_batched_tokens=512, max_num_seqs=8)
     tokens = text(2000, 4)

@@ -12,6 +12,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from vllm_kimi_k3.cache.latent import LatentManager
 from vllm_kimi_k3.cache.manager import KdaManager
 from vllm_kimi_k3.cache.schedule import state_managers
 from vllm_kimi_k3.compat import fail_request
@@ -80,8 +81,8 @@ class Guard:
             own = [block for block in written if not block.is_null and block.ref_cnt == 1]
             pool.touch(own)
             self.withheld.extend(own)
-        for manager in self.managers:
-            manager.poison(name)
+            if isinstance(manager, KdaManager | LatentManager):
+                manager.poison(name)
         while len(self.withheld) > QUARANTINE * pool.num_gpu_blocks:
             pool.free_blocks([self.withheld.popleft()])
 

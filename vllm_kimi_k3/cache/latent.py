@@ -1,7 +1,9 @@
-"""The MLA leg: cached rows that can be found at every hash unit, not at whole pages only."""
+"""The MLA leg: cached rows that can be found at every hash unit, and only once they are written."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
@@ -13,7 +15,15 @@ class LatentManager(FullAttentionManager):
 
     Rows of a page are written once, in order, so each prefix of a page is as good as the page; vLLM keys whole pages
     and the last unit of a prompt. Lookup and copy on use of a partly matched page are vLLM's.
+
+    vLLM gives rows their key before the step that writes them. A page found that way and matched in part would be
+    copied before it is written, as copies come first in a step; so rows get their key when states do.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: running requests, and how many of their tokens vLLM lets be keyed
+        self._running: dict[str, tuple[Request, int]] = {}
 
     def cache_blocks(
         self,
@@ -23,14 +33,43 @@ class LatentManager(FullAttentionManager):
         *,
         replay_boundaries: Sequence[int],
     ) -> None:
-        """Key the pages and units of a request's first ``num_tokens`` tokens; see vLLM's for the arguments."""
+        """Remember the request. vLLM calls this before the step, when the last of ``num_tokens`` are not written."""
+        self.num_cached_block.setdefault(request.request_id, 0)
+        self._running[request.request_id] = request, num_tokens
+
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Key what the processed steps of a request wrote; no row of full attention is ever skipped."""
+        self._key(request_id, processed_computed_tokens)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """Key what the processed steps of a request that ends (or is preempted) wrote, and give up its blocks."""
+        if request_id in self._running:
+            request, _ = self._running[request_id]
+            self._key(request_id, request.num_computed_tokens - request.num_in_flight_tokens)
+        self._running.pop(request_id, None)
+        return super().pop_blocks_for_free(request_id)
+
+    def poison(self, request_id: str) -> None:
+        """Key nothing more of a request."""
+        self._running.pop(request_id, None)
+
+    def _key(self, request_id: str, processed: int) -> None:
+        """Key the pages and units of a request's first ``processed`` tokens."""
+        if request_id not in self._running:
+            return
+        request, cacheable = self._running[request_id]
         hashed = self.block_pool.hash_block_size
         # A speculator gives one hash block of a match back, so what it matches must be as fine as that.
         step = hashed if self.use_eagle else hash_unit(hashed)
-        before = self.num_cached_block.get(request.request_id, 0)
-        super().cache_blocks(request, num_tokens, retention_interval, replay_boundaries=replay_boundaries)
-        blocks = self.req_to_blocks[request.request_id]
-        limit = min(num_tokens, len(request.block_hashes) * hashed)
+        before = self.num_cached_block.get(request_id, 0)
+        limit = min(processed, cacheable, len(request.block_hashes) * hashed)
+        if limit <= 0:
+            return
+        # Only windowed attention looks at the boundaries at which a request may be replayed.
+        super().cache_blocks(request, limit, replay_boundaries=())
+        blocks = self.req_to_blocks[request_id]
         for index in range(before, min(len(blocks), -(-limit // self.block_size))):
             first = index * self.block_size
             last = min(limit, first + self.block_size)
