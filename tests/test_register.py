@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vllm_kimi_k3 import compat
+from vllm_kimi_k3.compat.version import version_problem
 
 PRELUDE = """
 import logging, sys
@@ -63,10 +63,10 @@ def test_it_can_be_switched_off() -> None:
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.33.0", "0.33.1rc1"])
 def test_supported_versions(version: str) -> None:
-    assert compat.version_problem(version) is None
+    assert version_problem(version) is None
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0", "dev"])
 def test_unsupported_versions_name_the_range(version: str) -> None:
-    problem = compat.version_problem(version)
+    problem = version_problem(version)
     assert problem is not None and ">=0.32,<0.34" in problem

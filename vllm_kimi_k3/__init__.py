@@ -48,19 +48,19 @@ def register() -> None:
         return
     _done = True
 
-    from vllm_kimi_k3 import compat
+    from vllm_kimi_k3.compat import engine, parsers, version
     from vllm_kimi_k3.settings import settings
 
     if settings().disable:
         logger.info("vllm-kimi-k3 %s is switched off by VLLM_KIMI_K3_DISABLE", __version__)
         return
-    problem = compat.version_problem()
+    problem = version.version_problem()
     if problem:
         logger.warning("vllm-kimi-k3 %s is not active: %s", __version__, problem)
         return
-    compat.register_models(MODELS)
-    compat.register_configs(CONFIGS)
-    compat.register_config_hooks(tuple(MODELS))
-    compat.register_chat(CHAT_MODE, TOKENIZER, RENDERER)
-    compat.register_parsers(CHAT_MODE, PARSER, REASONING_PARSER, TOOL_PARSER)
+    engine.register_models(MODELS)
+    engine.register_configs(CONFIGS)
+    engine.register_config_hooks(tuple(MODELS))
+    parsers.register_chat(CHAT_MODE, TOKENIZER, RENDERER)
+    parsers.register_parsers(CHAT_MODE, PARSER, REASONING_PARSER, TOOL_PARSER)
     logger.info("vllm-kimi-k3 %s registered: models %s", __version__, ", ".join(MODELS))

@@ -1,7 +1,6 @@
 """Chat Completions, Responses and Messages through vLLM's server and the official clients, with scripted outputs."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 
 import anthropic
@@ -12,6 +11,7 @@ import xgrammar
 
 from tests.chat.scripted import MODEL, Script, Server, serve, write_model
 from tests.chat.shapes import argument, call, tools
+from tests.chat.wire import Blocks, Events, Streamed
 from vllm_kimi_k3.chat.vllm_structure import grammar_compiler
 
 pytestmark = pytest.mark.slow
@@ -68,31 +68,6 @@ def script(server: Server, output: str, **options) -> Script:
 
 def prompt_of(server: Server) -> str:
     return server.tokenizer.k3.decode(server.last_request.prompt_token_ids)
-
-
-class Streamed:
-    """The chunks of a streamed chat completion, summed up as a client does, with the rules of the wire checked."""
-
-    def __init__(self, chunks) -> None:
-        self.reasoning, self.content, self.calls, self.finish, self.usage = "", "", {}, [], None
-        self.argument_deltas = 0
-        for chunk in chunks:
-            self.usage = chunk.usage or self.usage
-            for choice in chunk.choices:
-                self.finish += [choice.finish_reason] if choice.finish_reason else []
-                self.reasoning += getattr(choice.delta, "reasoning", None) or ""
-                self.content += choice.delta.content or ""
-                for part in choice.delta.tool_calls or []:
-                    self._add(part)
-
-    def _add(self, part) -> None:
-        if part.index not in self.calls:
-            assert part.id and part.function.name and part.type == "function"
-            self.calls[part.index] = [part.id, part.function.name, ""]
-        else:
-            assert part.id is None and part.function.name is None
-        self.argument_deltas += bool(part.function.arguments)
-        self.calls[part.index][2] += part.function.arguments or ""
 
 
 def complete(server: Server, client: openai.OpenAI, output: str, cut: bool = False, **fields):
@@ -235,23 +210,6 @@ def test_chat_thinking_comes_back(server: Server, client: openai.OpenAI):
     assert "<|open|>think<|sep|>hm<|close|>think<|sep|>" in prompt_of(server)
 
 
-class Events:
-    """The events of a streamed response, with the rules of the wire checked."""
-
-    def __init__(self, events) -> None:
-        self.events = list(events)
-        kinds = [event.type for event in self.events]
-        assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
-        assert [event.sequence_number for event in self.events] == list(range(len(self.events)))
-        added = [event.output_index for event in self.events if event.type == "response.output_item.added"]
-        done = [event.output_index for event in self.events if event.type == "response.output_item.done"]
-        assert added == done == list(range(len(added)))
-        self.final = self.events[-1].response
-
-    def text(self, kind: str) -> str:
-        return "".join(event.delta for event in self.events if event.type == kind)
-
-
 def respond(server: Server, client: openai.OpenAI, output: str, **fields):
     server.play(script(server, output), script(server, output))
     body = {"model": MODEL, "input": "Hi", **fields}
@@ -297,38 +255,6 @@ def test_responses_constrained(server: Server, client: openai.OpenAI):
     assert accepts(server, output) and not accepts(server, ANSWER)
     whole, streamed = respond(server, client, CALL, tools=[FLAT_TOOL], tool_choice="required")
     assert accepts(server, CALL) and not accepts(server, ANSWER)
-
-
-class Blocks:
-    """The events of a streamed message, with the rules of the wire checked."""
-
-    def __init__(self, events) -> None:
-        self.blocks: list[list] = []
-        open_block, self.stop_reason, kinds = None, None, []
-        for event in events:
-            kinds.append(event.type)
-            if event.type == "content_block_start":
-                assert open_block is None and event.index == len(self.blocks)
-                open_block = event.index
-                self.blocks.append([event.content_block, ""])
-            elif event.type == "content_block_delta":
-                assert event.index == open_block
-                delta = event.delta
-                for name in ("text", "thinking", "partial_json"):
-                    self.blocks[-1][1] += getattr(delta, name, None) or ""
-            elif event.type == "content_block_stop":
-                assert event.index == open_block
-                open_block = None
-            elif event.type == "message_delta":
-                self.stop_reason = event.delta.stop_reason
-        assert open_block is None
-        counts = Counter(kinds)
-        assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
-        assert counts["message_start"] == counts["message_delta"] == counts["message_stop"] == 1
-
-    @property
-    def kinds(self) -> list[str]:
-        return [block.type for block, _ in self.blocks]
 
 
 def message(server: Server, claude: anthropic.Anthropic, output: str, cut: bool = False, **fields):

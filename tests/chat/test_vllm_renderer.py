@@ -61,13 +61,13 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     import vllm_kimi_k3
-    from vllm_kimi_k3 import compat
+    from vllm_kimi_k3.compat import server
     from vllm_kimi_k3.nano.shape import Shape, k3_config
     from vllm_kimi_k3.nano.vocabulary import write_tokenizer
 
     vllm_kimi_k3.register()
     # What the renderer does when it is made; a server makes it before its application, this test after.
-    compat.patch_chat_server()
+    server.patch_chat_server()
     checkpoint = tmp_path_factory.mktemp("nano")
     (checkpoint / "config.json").write_text(json.dumps(k3_config(Shape())))
     write_tokenizer(checkpoint)
@@ -262,6 +262,7 @@ def test_a_turn_is_continued(api: Api) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "empty": ({"messages": []}, "messages"),
     "role": ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     "continue": (
         {"messages": [USER], "continue_final_message": True, "add_generation_prompt": False},
@@ -349,12 +350,12 @@ def test_usage_leaves_out_what_moonshot_does_not_count(api: Api, monkeypatch: py
     from vllm.entrypoints.openai.chat_completion import serving as chat
     from vllm.entrypoints.openai.responses import serving as responses
 
-    from vllm_kimi_k3 import compat
+    from vllm_kimi_k3.compat import patch, server
 
-    monkeypatch.setattr(compat, "_patched", {})
+    monkeypatch.setattr(patch, "_patched", {})
     monkeypatch.setattr(chat, "UsageInfo", chat.UsageInfo)
     monkeypatch.setattr(responses, "ResponseUsage", responses.ResponseUsage)
-    compat.patch_usage()
+    server.patch_usage()
     outside = chat.UsageInfo(prompt_tokens=10, completion_tokens=5, total_tokens=15)
     with request_scope() as scoped:
         scoped.uncounted = 3

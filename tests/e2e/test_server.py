@@ -1,18 +1,21 @@
-"""`vllm serve` with the plugin, through the official openai client: it answers, refuses, and lives on."""
+"""`vllm serve` with the plugin and the trained miniature, through the official clients of all three APIs."""
 
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
+from tests.chat.wire import Blocks, Events, Streamed
 from vllm_kimi_k3.chat.tokens import SpecialTokens
 from vllm_kimi_k3.cli.server import Server
+from vllm_kimi_k3.nano.packaged import target_path
 from vllm_kimi_k3.nano.shape import Shape
+from vllm_kimi_k3.nano.toolbox import TOOLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -27,25 +30,28 @@ ARGUMENTS = [
     "--max-model-len=4096",
     "--max-num-seqs=8",
 ]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+# What the miniature is asked, and what it answers.
+SUM, TOTAL = "What is 25 + 31?", "25 + 31 = 56"
+WEATHER, CITY = "What is the weather in Rome?", {"city": "Rome"}
+TOOL = TOOLS["get_weather"]
+FUNCTION = TOOL["function"]
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Path) -> Iterator[Server]:
-    with Server(checkpoint, ARGUMENTS, environment={"OMP_NUM_THREADS": "1"}) as server:
+def server() -> Iterator[Server]:
+    with Server(target_path(), ARGUMENTS, environment=ENVIRONMENT, timeout=500) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(server: Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
 def say(text: str) -> list[dict[str, Any]]:
@@ -57,35 +63,100 @@ def test_the_plugin_serves(server: Server) -> None:
     assert "vllm-kimi-k3" in log and "registered" in log
 
 
-def test_a_streamed_chat_equals_the_whole_one(client: openai.OpenAI) -> None:
-    request: dict[str, Any] = {"model": "k3", "messages": say("hello"), "max_tokens": 24, "temperature": 0}
-    whole = client.chat.completions.create(**request)
-    thinking, content = "", ""
-    for chunk in client.chat.completions.create(**request, stream=True):
-        delta = chunk.choices[0].delta
-        thinking += getattr(delta, "reasoning", None) or ""
-        content += delta.content or ""
-    message = whole.choices[0].message
-    assert thinking == (getattr(message, "reasoning", None) or "")
-    assert content == (message.content or "")
-    assert thinking + content
-    assert whole.choices[0].finish_reason in ("stop", "length")
-    assert whole.usage is not None and whole.usage.completion_tokens <= 24
+def test_chat(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"model": "k3", "messages": say(SUM), "max_tokens": 200, "temperature": 0}
+    whole = client.chat.completions.create(**body)
+    streamed = Streamed(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    message, usage = whole.choices[0].message, whole.usage
+    assert message.content == streamed.content == TOTAL
+    assert message.reasoning == streamed.reasoning != ""
+    assert whole.choices[0].finish_reason == "stop" and streamed.finish == ["stop"]
+    assert usage is not None and usage.completion_tokens_details is not None
+    assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
+    assert streamed.usage.completion_tokens == usage.completion_tokens
 
 
-def test_a_request_with_tools_is_served(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="k3", messages=say("weather in Paris?"), tools=[TOOL], tool_choice="required", max_tokens=200, seed=1
-    )
-    choice = answer.choices[0]
-    assert choice.finish_reason in ("tool_calls", "length")
-    for call in choice.message.tool_calls or []:
-        assert call.function.name == "weather"
+def test_chat_call_and_result(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"model": "k3", "tools": [TOOL], "max_tokens": 200, "temperature": 0}
+    whole = client.chat.completions.create(**body, messages=say(WEATHER)).choices[0]
+    streamed = Streamed(client.chat.completions.create(**body, messages=say(WEATHER), stream=True))
+    assert whole.finish_reason == "tool_calls" and streamed.finish == ["tool_calls"]
+    (made,) = whole.message.tool_calls
+    assert (made.function.name, json.loads(made.function.arguments)) == ("get_weather", CITY)
+    ((call_id, name, arguments),) = streamed.calls.values()
+    assert (name, arguments) == ("get_weather", made.function.arguments) and call_id != made.id
+    result = {"role": "tool", "tool_call_id": made.id, "content": '{"sky": "cloudy", "degrees": 17}'}
+    history = [*say(WEATHER), whole.message.model_dump(exclude_none=True), result]
+    told = client.chat.completions.create(**body, messages=history).choices[0]
+    assert "17" in told.message.content and told.finish_reason == "stop"
+
+
+def test_chat_cut_by_the_limit(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"model": "k3", "messages": say(SUM), "max_tokens": 3, "temperature": 0}
+    whole = client.chat.completions.create(**body).choices[0]
+    streamed = Streamed(client.chat.completions.create(**body, stream=True))
+    assert whole.finish_reason == "length" and streamed.finish == ["length"]
+    assert whole.message.reasoning == streamed.reasoning != ""
+    assert not whole.message.content and not streamed.content
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"model": "k3", "input": SUM, "max_output_tokens": 200, "temperature": 0}
+    whole = client.responses.create(**body)
+    streamed = Events(client.responses.create(**body, stream=True))
+    for response in (whole, streamed.final):
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+        assert response.output_text == TOTAL and response.status == "completed"
+        assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+    assert streamed.text("response.output_text.delta") == TOTAL
+    assert streamed.text("response.reasoning_text.delta") == whole.output[0].content[0].text
+
+
+def test_responses_call_and_result(client: openai.OpenAI) -> None:
+    flat = {"type": "function", "strict": False, **FUNCTION}
+    body: dict[str, Any] = {"model": "k3", "tools": [flat], "max_output_tokens": 200, "temperature": 0}
+    whole = client.responses.create(**body, input=say(WEATHER))
+    streamed = Events(client.responses.create(**body, input=say(WEATHER), stream=True))
+    for response in (whole, streamed.final):
+        made = response.output[-1]
+        assert (made.type, made.name, json.loads(made.arguments)) == ("function_call", "get_weather", CITY)
+    assert streamed.text("response.function_call_arguments.delta") == made.arguments
+    result = {"type": "function_call_output", "call_id": made.call_id, "output": '{"sky": "cloudy", "degrees": 17}'}
+    kept = [item.model_dump(exclude_none=True) for item in streamed.final.output]
+    told = client.responses.create(**body, input=[*say(WEATHER), *kept, result])
+    assert "17" in told.output_text
+
+
+def test_messages(claude: anthropic.Anthropic) -> None:
+    body: dict[str, Any] = {"model": "k3", "messages": say(SUM), "max_tokens": 200, "temperature": 0}
+    whole = claude.messages.create(**body)
+    streamed = Blocks(claude.messages.create(**body, stream=True))
+    assert [block.type for block in whole.content] == streamed.kinds == ["thinking", "text"]
+    assert [whole.content[0].thinking, whole.content[1].text] == [text for _, text in streamed.blocks]
+    assert whole.content[1].text == TOTAL
+    assert whole.stop_reason == streamed.stop_reason == "end_turn"
+    assert whole.usage.input_tokens > 0 and whole.usage.output_tokens > 0
+
+
+def test_messages_call_and_result(claude: anthropic.Anthropic) -> None:
+    tool = {"name": FUNCTION["name"], "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
+    body: dict[str, Any] = {"model": "k3", "tools": [tool], "max_tokens": 200, "temperature": 0}
+    whole = claude.messages.create(**body, messages=say(WEATHER))
+    streamed = Blocks(claude.messages.create(**body, messages=say(WEATHER), stream=True))
+    assert [block.type for block in whole.content] == streamed.kinds
+    assert whole.stop_reason == streamed.stop_reason == "tool_use"
+    made = whole.content[-1]
+    assert (made.type, made.name, made.input) == ("tool_use", "get_weather", CITY)
+    assert json.loads(streamed.blocks[-1][1]) == CITY
+    result = {"type": "tool_result", "tool_use_id": made.id, "content": '{"sky": "cloudy", "degrees": 17}'}
+    kept = {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in whole.content]}
+    told = claude.messages.create(**body, messages=[*say(WEATHER), kept, {"role": "user", "content": [result]}])
+    assert "17" in told.content[-1].text and told.stop_reason == "end_turn"
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_a_grammar_holds_random_weights_to_the_format(client: openai.OpenAI, thinking: bool) -> None:
-    """With thinking on, the grammar must cover it: random weights never close it the way vLLM looks for."""
+def test_a_grammar_holds_the_model_to_the_form(client: openai.OpenAI, thinking: bool) -> None:
+    """The miniature never learned to answer in JSON; pushed to close whatever is open, it cuts its thinking too."""
     schema = {"type": "object", "properties": {"sky": {"enum": ["red", "blue"]}}, "required": ["sky"]}
     closed = {**schema, "additionalProperties": False}
     body: dict[str, Any] = {

@@ -72,7 +72,7 @@ def test_hadolint(image: Path) -> None:
 
 
 def test_gpu_images_hold_the_release_that_the_plugin_supports() -> None:
-    from vllm_kimi_k3.compat import version_problem
+    from vllm_kimi_k3.compat.version import version_problem
 
     for kind in ("cuda", "rocm"):
         text = (DOCKER / f"Dockerfile.{kind}").read_text()

@@ -15,7 +15,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm_kimi_k3.cache.latent import LatentManager
 from vllm_kimi_k3.cache.manager import KdaManager
 from vllm_kimi_k3.cache.schedule import state_managers
-from vllm_kimi_k3.compat import fail_request
+from vllm_kimi_k3.compat.scheduler import fail_request
 
 logger = init_logger("vllm.vllm_kimi_k3")
 

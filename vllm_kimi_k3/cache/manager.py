@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 
 from vllm_kimi_k3.cache.book import StateBook
 from vllm_kimi_k3.cache.policy import Kind
-from vllm_kimi_k3.compat import patch_output, patch_scheduler
+from vllm_kimi_k3.compat.scheduler import patch_output, patch_scheduler
 from vllm_kimi_k3.settings import settings
 
 

