@@ -93,6 +93,8 @@ def test_every_golden_request_over_http(api: Api, chat_cases: dict[str, dict[str
     for name, case in chat_cases.items():
         if "error" in case or "image" in name or {"image", "long"} & set(case["tags"]):
             continue
+        if not case["request"]["messages"]:
+            continue  # The format can be written, but a server refuses it: BAD["empty"].
         options = case.get("render_options", {})
         want = render(api.tokenizer, read_body(case["request"], options))
         if len(want) > 4000:
@@ -336,6 +338,8 @@ def test_moonshots_prompt_counts(api: Api, chat_cases: dict[str, dict[str, Any]]
     for name, case in chat_cases.items():
         if "error" in case or "image" in name or {"image", "long", "injection"} & set(case["tags"]):
             continue
+        if not case["request"]["messages"]:
+            continue  # BAD["empty"]
         loose = json.loads(loosen(json.dumps(case["request"] | case.get("render_options", {})).encode()))
         request = ChatCompletionRequest(**loose)
         params = request.build_chat_params(None, "auto").with_defaults({"tools": loose.get("tools")})

@@ -128,15 +128,20 @@ def test_a_state_of_another_plan_is_refused(trained: tuple[Training, list[float]
 def test_export_computes_what_was_trained(
     trained: tuple[Training, list[float], Path], batch: Batch, tmp_path: Path
 ) -> None:
-    training, _, _ = trained
+    plan, path = trained[0].plan, trained[2]
+    training = Training(plan, CPU)
+    training.resume(path)
+    with torch.no_grad():
+        # The file holds bf16: rounded only on the way into it, a token near a tie would choose other experts.
+        for parameter in training.model.parameters():
+            parameter.copy_(parameter.bfloat16())
     training.export(tmp_path)
     ids = torch.from_numpy(batch.ids.astype("int64"))[:, :40]
     exported = load_checkpoint(tmp_path, torch.float32, chunk=16)
     with torch.no_grad():
         expected = training.model.logits(training.model(ids).hidden[0])
         found = exported.forward(ids[0])
-        # The file holds bf16, the parameters fp32: logits of size 1 differ in the third digit.
-        torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-2)
         again = load_target(tmp_path, CPU)
         torch.testing.assert_close(again.logits(again(ids).hidden[0]), found, atol=2e-4, rtol=1e-3)
 
