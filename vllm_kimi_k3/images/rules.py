@@ -11,8 +11,8 @@ import numpy as np
 class Fit(NamedTuple):
     """An image of any size in the tower's terms.
 
-    ``width`` and ``height`` in pixels after the resize; ``rows`` and ``columns`` of patches once it is padded at the right
-    and at the bottom; ``tokens`` that it takes in a prompt.
+    ``width`` and ``height`` in pixels after the resize; ``rows`` and ``columns`` of patches once it is padded at the
+    right and at the bottom; ``tokens`` that it takes in a prompt.
     """
 
     width: int

@@ -1,7 +1,7 @@
 """MoonViT-V2 and its projector: all images of a step as one sequence, each attending to itself alone.
 
-Every rank holds the whole tower, since its 12 heads do not divide by 8; :mod:`vllm_kimi_k3.model.vision_share` deals the
-images out instead. Parameters are named as published.
+Every rank holds the whole tower, since its 12 heads do not divide by 8; :mod:`vllm_kimi_k3.model.vision_share` deals
+the images out instead. Parameters are named as published.
 """
 
 from collections.abc import Sequence
