@@ -21,7 +21,7 @@ demo: $(STAMP)
 	$(PY) -m vllm_kimi_k3.cli.main demo
 
 test: $(STAMP)
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
