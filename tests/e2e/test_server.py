@@ -12,24 +12,13 @@ import pytest
 
 from tests.chat.wire import Blocks, Events, Streamed
 from vllm_kimi_k3.chat.tokens import SpecialTokens
-from vllm_kimi_k3.cli.server import Server
+from vllm_kimi_k3.cli.server import Server, chat_options
 from vllm_kimi_k3.nano.packaged import target_path
 from vllm_kimi_k3.nano.shape import Shape
 from vllm_kimi_k3.nano.toolbox import TOOLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
-ARGUMENTS = [
-    "--served-model-name=k3",
-    "--enforce-eager",
-    "--enable-prefix-caching",
-    "--enable-prompt-tokens-details",
-    "--enable-auto-tool-choice",
-    "--tool-call-parser=kimi_k3",
-    "--reasoning-parser=kimi_k3",
-    "--max-model-len=4096",
-    "--max-num-seqs=8",
-]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
 # What the miniature is asked, and what it answers.
 SUM, TOTAL = "What is 25 + 31?", "25 + 31 = 56"
@@ -40,7 +29,7 @@ FUNCTION = TOOL["function"]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(target_path(), ARGUMENTS, environment=ENVIRONMENT, timeout=500) as server:
+    with Server(target_path(), chat_options("k3", 4096), environment=ENVIRONMENT, timeout=500) as server:
         yield server
 
 

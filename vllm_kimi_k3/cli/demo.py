@@ -8,19 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm_kimi_k3.cli.server import Server
+from vllm_kimi_k3.cli.server import Server, chat_options
 
-ARGUMENTS = [
-    "--served-model-name=nano",
-    "--enforce-eager",
-    "--enable-prefix-caching",
-    "--enable-prompt-tokens-details",
-    "--enable-auto-tool-choice",
-    "--tool-call-parser=kimi_k3",
-    "--reasoning-parser=kimi_k3",
-    "--max-model-len=4096",
-    "--max-num-seqs=8",
-]
+OPTIONS = chat_options("nano", 4096)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,9 +23,9 @@ def _run(_: argparse.Namespace) -> int:
     from vllm_kimi_k3.nano.packaged import target_path
 
     model = target_path()
-    print(f"vllm serve {Path(model).name} {' '.join(ARGUMENTS)}")
+    print(f"vllm serve {Path(model).name} {' '.join(OPTIONS)}")
     began = time.monotonic()
-    with Server(model, ARGUMENTS, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
+    with Server(model, OPTIONS, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
         print(f"ready after {time.monotonic() - began:.0f} s at {server.url}")
         wrong = converse(server.url)
         status = server.stop()

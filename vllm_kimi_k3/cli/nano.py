@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm_kimi_k3.nano.exam import Question, Reply
 
-#: What `vllm serve` needs for the exam: room for its longest documents, tools and thinking apart.
-SERVE = [
-    "--served-model-name=nano",
-    "--enforce-eager",
-    "--enable-prefix-caching",
-    "--enable-auto-tool-choice",
-    "--tool-call-parser=kimi_k3",
-    "--reasoning-parser=kimi_k3",
-    "--max-model-len=8192",
-    "--max-num-seqs=8",
-]
+#: Room for the exam's longest documents.
+CONTEXT = 8192
 
 
 def add_parser(subparsers: Any) -> None:
@@ -100,13 +91,13 @@ def _score(options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _served(url: str | None) -> Iterator[str]:
     """A given server, or one with the packaged miniature for the while."""
-    from vllm_kimi_k3.cli.server import Server
+    from vllm_kimi_k3.cli.server import Server, chat_options
     from vllm_kimi_k3.nano.packaged import target_path
 
     if url is not None:
         yield url.rstrip("/").removesuffix("/v1")
         return
-    with Server(target_path(), SERVE, environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
+    with Server(target_path(), chat_options("nano", CONTEXT), environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
         yield server.url
 
 

@@ -25,6 +25,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def chat_options(name: str, max_model_len: int) -> list[str]:
+    """Options of ``vllm serve`` for a miniature under a model name: the chat protocol, prefix caching, no graphs."""
+    return [
+        f"--served-model-name={name}",
+        f"--max-model-len={max_model_len}",
+        "--max-num-seqs=8",
+        "--enforce-eager",
+        "--enable-prefix-caching",
+        "--enable-prompt-tokens-details",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser=kimi_k3",
+        "--reasoning-parser=kimi_k3",
+    ]
+
+
 class Server:
     """``vllm serve`` on a loopback port, with the plugin of this environment.
 
