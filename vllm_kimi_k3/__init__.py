@@ -48,7 +48,7 @@ def register() -> None:
         return
     _done = True
 
-    from vllm_kimi_k3.compat import engine, parsers, version
+    from vllm_kimi_k3.compat import engine, parsers, processes, version
     from vllm_kimi_k3.settings import settings
 
     if settings().disable:
@@ -61,6 +61,7 @@ def register() -> None:
     engine.register_models(MODELS)
     engine.register_configs(CONFIGS)
     engine.register_config_hooks(tuple(MODELS))
+    processes.patch_executor(MODELS)
     parsers.register_chat(CHAT_MODE, TOKENIZER, RENDERER)
     parsers.register_parsers(CHAT_MODE, PARSER, REASONING_PARSER, TOOL_PARSER)
     logger.info("vllm-kimi-k3 %s registered: models %s", __version__, ", ".join(MODELS))

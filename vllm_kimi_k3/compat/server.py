@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm_kimi_k3.compat.messages import patch_anthropic, patch_anthropic_arguments
 from vllm_kimi_k3.compat.patch import wrap
+from vllm_kimi_k3.compat.processes import patch_exit_code
 from vllm_kimi_k3.compat.serving import serves_k3
 
 
@@ -15,6 +16,7 @@ def patch_chat_server() -> None:
         return
     from vllm_kimi_k3.settings import settings
 
+    patch_exit_code()
     patch_middleware()
     patch_chat_params()
     patch_anthropic()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
+from vllm_kimi_k3.compat.processes import end_with_parent
 from vllm_kimi_k3.model.layout import Share
 from vllm_kimi_k3.model.progress import planned_bytes, watched
 from vllm_kimi_k3.model.shards import check_headers, iterate, read_index
@@ -37,6 +38,7 @@ def load_weights(
     Raises:
         WeightError: the checkpoint does not fit the model.
     """
+    end_with_parent()
     share = Share(
         layers=layers,
         tp_rank=get_tensor_model_parallel_rank(),
