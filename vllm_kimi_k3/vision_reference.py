@@ -1,7 +1,7 @@
 """The vision tower and projector in plain torch: the oracle of their tests, and what the miniature's are trained with.
 
-One image at a time. Shapes: L patches in rows from the top left, D the tower's width, N heads of width K, H the text
-model's width.
+One image, or a batch of images of one size in leading axes. Shapes: L patches in rows from the top left, D the tower's
+width, N heads of width K, H the text model's width.
 """
 
 from collections.abc import Mapping
@@ -41,17 +41,17 @@ def rotary_angles(rows: Tensor, columns: Tensor, dim: int) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of [L, N, K] by the angles [L, K / 2]."""
+    """Rotate neighbouring pairs of [..., L, N, K] by the angles [L, K / 2]."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     turned = pairs * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
     return torch.view_as_real(turned).flatten(-2).to(x.dtype)
 
 
 def merge(x: Tensor, rows: int, columns: int, kernel: tuple[int, int]) -> Tensor:
-    """[rows * columns, D] to [tokens, kh * kw * D]: the patches of a token one after the other, row by row."""
+    """[..., rows * columns, D] to [..., tokens, kh * kw * D]: the patches of a token side by side, row by row."""
     kh, kw = kernel
-    grid = x.view(rows // kh, kh, columns // kw, kw, -1).transpose(1, 2)
-    return grid.reshape(rows // kh * (columns // kw), -1)
+    grid = x.unflatten(-2, (rows // kh, kh, columns // kw, kw)).transpose(-4, -3)
+    return grid.flatten(-3).flatten(-3, -2)
 
 
 class VisionReference:
@@ -69,13 +69,13 @@ class VisionReference:
         self.dtype = dtype
 
     def embed(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """Embeddings [tokens, H] of one image from its uint8 patches [L, 3, 14, 14]."""
+        """Embeddings [..., tokens, H] of images from their uint8 patches [..., L, 3, 14, 14]."""
         return self.project(self.encode(patches, rows, columns)[-1], rows, columns)
 
     def encode(self, patches: Tensor, rows: int, columns: int) -> list[Tensor]:
-        """What leaves the patch embedding, each block, and the final norm; [L, D] each."""
+        """What leaves the patch embedding, each block, and the final norm; [..., L, D] each."""
         config, tower = self.config, "vision_tower"
-        x = normalise(patches).to(self.dtype).flatten(1)
+        x = normalise(patches).to(self.dtype).flatten(-3)
         x = F.linear(x, self._w(f"{tower}.patch_embed.proj").flatten(1))
         x = x + position_embedding(self._w(f"{tower}.patch_embed.pos_emb"), rows, columns)
         place = torch.arange(rows * columns, device=x.device)
@@ -90,17 +90,17 @@ class VisionReference:
         return [*stages, self._norm(f"{tower}.encoder.final_layernorm", x, NORM_EPS)]
 
     def project(self, encoded: Tensor, rows: int, columns: int) -> Tensor:
-        """Merge [L, D] and project it: [tokens, H]."""
+        """Merge [..., L, D] and project it: [..., tokens, H]."""
         merged = merge(encoded, rows, columns, tuple(self.config["merge_kernel_size"]))
         inner = F.gelu(F.linear(merged, self._w("mm_projector.proj.0")))
         out = F.linear(inner, self._w("mm_projector.proj.2"))
         return self._norm("mm_projector.post_norm", out, self.config["projector_ln_eps"])
 
     def _attention(self, block: str, x: Tensor, angles: Tensor, heads: int) -> Tensor:
-        q, k, v = F.linear(x, self._w(f"{block}.wqkv")).unflatten(-1, (3, heads, -1)).unbind(1)
+        q, k, v = F.linear(x, self._w(f"{block}.wqkv")).unflatten(-1, (3, heads, -1)).unbind(-3)
         q, k = rotate(q, angles), rotate(k, angles)
-        scores = torch.einsum("lnk,mnk->nlm", q, k).float() * q.shape[-1] ** -0.5
-        attended = torch.einsum("nlm,mnk->lnk", scores.softmax(-1).to(self.dtype), v)
+        scores = torch.einsum("...lnk,...mnk->...nlm", q, k).float() * q.shape[-1] ** -0.5
+        attended = torch.einsum("...nlm,...mnk->...lnk", scores.softmax(-1).to(self.dtype), v)
         return F.linear(attended.flatten(-2), self._w(f"{block}.wo"))
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -368,36 +367,18 @@ def test_usage_leaves_out_what_moonshot_does_not_count(api: Api, monkeypatch: py
     assert (inside.prompt_tokens, inside.completion_tokens, inside.total_tokens) == (7, 5, 12)
 
 
-def test_images_go_where_their_parts_stand(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM fetches the images, also those of tool results; their sizes stand in the prompt, one pad each."""
+def test_images_go_where_their_parts_stand(api: Api) -> None:
+    """Also those of tool results; their sizes stand in the prompt, one pad each."""
     from PIL import Image
     from vllm.renderers.params import ChatParams
 
-    from vllm_kimi_k3.chat import vllm_renderer
-
-    fetched = {"image": [Image.new("RGB", (640, 480)), SimpleNamespace(media=Image.new("RGBA", (9, 28)))]}
-    asked: list[Any] = []
-
-    def fetch(messages: list[Any], *rest: Any, **options: Any) -> tuple[Any, Any, Any]:
-        asked.extend(messages[0]["content"])
-        assert options["media_io_kwargs"]["image"]["image_mode"] is None
-        return messages, fetched, {"image": [None, None]}
-
-    monkeypatch.setattr(vllm_renderer, "parse_chat_messages", fetch)
-    parts = [{"type": "image_url", "image_url": {"url": f"data:,{name}"}} for name in ("a", "b")]
+    images = [Image.new("RGB", (640, 480)), Image.new("RGBA", (9, 28))]
+    parts = [{"type": "image_pil", "image_pil": image} for image in images]
     content = (part for part in [{"type": "text", "text": "see "}, parts[0]])
     messages: list[Any] = [{"role": "user", "content": content}, CALLED, result("c1", [parts[1], "there"])]
     _, prompt = api.renderer.render_messages(messages, ChatParams())
-    assert asked == parts and prompt["multi_modal_data"] is fetched
+    assert [image.media for image in prompt["multi_modal_data"]["image"]] == images
     text = api.tokenizer.decode(prompt["prompt_token_ids"])
     block = "<|media_begin|>image {}<|media_content|><|media_pad|><|media_end|>"
     assert f"see {block.format('640x480')}<|close|>" in text
     assert f"<|sep|>{block.format('9x28')}there<|close|>" in text
-
-
-def test_an_image_embedding_has_no_size() -> None:
-    from vllm_kimi_k3.chat.errors import RequestError
-    from vllm_kimi_k3.chat.vllm_renderer import image_slots
-
-    with pytest.raises(RequestError, match=r"images\[0\]: 'dict': send the image itself"):
-        image_slots([{"image_embeds": 1}])

@@ -1,7 +1,7 @@
 """The renderer in vLLM's terms: the renderer mode `kimi_k3`.
 
 vLLM's own reading of chat messages drops what K3 needs (tools of a system message, names of results, borders of content
-parts, the spelling of arguments), so messages are read here; vLLM only fetches the images.
+parts, the spelling of arguments), so messages are read here, and their images are fetched by `images`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,14 +10,8 @@ from typing import Any, cast
 
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.multimodal.media.connector import merge_media_io_kwargs
 from vllm.renderers.base import BaseRenderer
-from vllm.renderers.chat_utils import (
-    ChatCompletionMessageParam,
-    ConversationMessage,
-    parse_chat_messages,
-    parse_chat_messages_async,
-)
+from vllm.renderers.chat_utils import ChatCompletionMessageParam, ConversationMessage
 from vllm.renderers.inputs import DictPrompt
 from vllm.renderers.inputs.preprocess import parse_dec_only_prompt
 from vllm.renderers.params import ChatParams
@@ -33,12 +27,11 @@ from vllm_kimi_k3.chat.scope import RequestScope
 from vllm_kimi_k3.chat.thinking import ThinkingStore, conversation_of
 from vllm_kimi_k3.chat.vllm_tokenizer import KimiK3Tokenizer
 from vllm_kimi_k3.compat.server import patch_chat_server
+from vllm_kimi_k3.images.vllm_media import ImageSource
 from vllm_kimi_k3.settings import settings
 
 # `<|open|>think<|sep|>` or `<|open|>response<|sep|>`
 _OPENER_TOKENS = 3
-# None keeps the alpha channel: K3's processor blends it itself.
-_IMAGE_DEFAULTS: dict[str, dict[str, Any]] = {"image": {"image_mode": None}}
 
 
 @cache
@@ -55,31 +48,41 @@ class KimiK3Renderer(BaseRenderer[KimiK3Tokenizer]):
         super().__init__(config, tokenizer)
         self._render_async = make_async(self._render, executor=self._executor)
         patch_chat_server()
+        # None where the checkpoint has no tower or images are switched off.
+        self._source: ImageSource | None = None
+        if self.mm_processor is not None:
+            self._source = ImageSource(self.model_config, self.mm_processor.info.rules)
 
     def render_messages(
         self, messages: list[ChatCompletionMessageParam], params: ChatParams
     ) -> tuple[list[ConversationMessage], DictPrompt]:
         """The conversation as given, and its prompt. Raises VLLMValidationError for what K3's format cannot hold."""
         plain = plain_messages(messages)
-        images = image_parts(plain)
-        data, uuids = self._fetch(images, params) if images else (None, None)
-        return self._finish(plain, self._render(plain, params, data, scope.current.get()), data, uuids)
+        parts = image_parts(plain)
+        images = self._images(parts).fetch(parts) if parts else None
+        return self._finish(plain, self._render(plain, params, images, scope.current.get()), images)
 
     async def render_messages_async(
         self, messages: list[ChatCompletionMessageParam], params: ChatParams
     ) -> tuple[list[ConversationMessage], DictPrompt]:
         """Like `render_messages`; images are fetched together, rendering runs in the renderer's threads."""
         plain = plain_messages(messages)
-        images = image_parts(plain)
-        data, uuids = await self._fetch_async(images, params) if images else (None, None)
-        ids = await self._render_async(plain, params, data, scope.current.get())
-        return self._finish(plain, ids, data, uuids)
+        parts = image_parts(plain)
+        images = await self._images(parts).fetch_async(parts) if parts else None
+        ids = await self._render_async(plain, params, images, scope.current.get())
+        return self._finish(plain, ids, images)
 
     def _render(
-        self, messages: list[dict[str, Any]], params: ChatParams, data: Any, request_scope: RequestScope | None
+        self,
+        messages: list[dict[str, Any]],
+        params: ChatParams,
+        images: Sequence[Any] | None,
+        request_scope: RequestScope | None,
     ) -> list[int]:
         try:
-            request = chat_request(messages, params, None if data is None else image_slots(data["image"]))
+            # One pad each: the image processor expands it.
+            slots = None if images is None else [ImageSlot(*image.size) for image in images]
+            request = chat_request(messages, params, slots)
             read = read_messages(messages)
             continued = request.continue_final_message or bool(read and read[-1].partial)
             if request_scope is not None:
@@ -92,31 +95,24 @@ class KimiK3Renderer(BaseRenderer[KimiK3Tokenizer]):
         except RequestError as error:
             raise VLLMValidationError(str(error), parameter=error.field) from error
 
-    def _fetch(self, images: list[dict[str, Any]], params: ChatParams) -> tuple[Any, Any]:
-        return parse_chat_messages(*self._media_arguments(images), **_media_options(params))[1:]
-
-    async def _fetch_async(self, images: list[dict[str, Any]], params: ChatParams) -> tuple[Any, Any]:
-        return (await parse_chat_messages_async(*self._media_arguments(images), **_media_options(params)))[1:]
-
-    def _media_arguments(self, images: list[dict[str, Any]]) -> tuple[Any, ...]:
-        return [{"role": "user", "content": images}], self.model_config, "openai"
+    def _images(self, parts: Sequence[Mapping[str, Any]]) -> ImageSource:
+        """Where a request's images come from; raises VLLMValidationError where there may not be so many."""
+        if self._source is None:
+            raise VLLMValidationError(
+                f"the request has {len(parts)} images: this server takes none; its checkpoint has no vision tower, or "
+                "images are switched off (--language-model-only, --limit-mm-per-prompt). Send text only",
+                parameter="messages",
+            )
+        self.get_mm_processor().info.validate_num_items("image", len(parts))
+        return self._source
 
     def _finish(
-        self, messages: list[dict[str, Any]], ids: list[int], data: Any, uuids: Any
+        self, messages: list[dict[str, Any]], ids: list[int], images: Sequence[Any] | None
     ) -> tuple[list[ConversationMessage], DictPrompt]:
         prompt = parse_dec_only_prompt(ids)
-        if data is not None:
-            prompt["multi_modal_data"] = data
-        if uuids is not None:
-            prompt["multi_modal_uuids"] = uuids
+        if images is not None:
+            prompt["multi_modal_data"] = {"image": images}
         return cast(list[ConversationMessage], messages), prompt
-
-
-def _media_options(params: ChatParams) -> dict[str, Any]:
-    return {
-        "media_io_kwargs": merge_media_io_kwargs(_IMAGE_DEFAULTS, params.media_io_kwargs),
-        "mm_processor_kwargs": params.mm_processor_kwargs,
-    }
 
 
 def plain_messages(messages: Iterable[Any]) -> list[dict[str, Any]]:
@@ -148,20 +144,6 @@ def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for part in message["content"]
         if isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
     ]
-
-
-def image_slots(images: Sequence[Any]) -> list[ImageSlot]:
-    """Original sizes of fetched images. One pad each: vLLM's processor expands it.
-
-    Raises RequestError where an item is not pixels, since the prompt states an image's size.
-    """
-    slots = []
-    for position, image in enumerate(images):
-        size = getattr(getattr(image, "media", image), "size", None)
-        if not isinstance(size, tuple):
-            raise RequestError(f"images[{position}]", type(image).__name__, "send the image itself, not an embedding")
-        slots.append(ImageSlot(*size))
-    return slots
 
 
 def chat_request(

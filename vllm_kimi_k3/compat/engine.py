@@ -48,6 +48,7 @@ def register_config_hooks(architectures: Iterable[str]) -> None:
             from vllm_kimi_k3.config import check_config
 
             check_config(model_config.hf_text_config)
+            switch_images_off(model_config)
 
         @classmethod
         def verify_and_update_config(cls, vllm_config: "VllmConfig") -> None:
@@ -87,6 +88,24 @@ def uses_vllm_mla() -> bool:
     uses MLA, and its kernel takes pages of 16 tokens only.
     """
     return False
+
+
+def switch_images_off(model_config: "ModelConfig") -> None:
+    """Serve a checkpoint without a vision tower as ``--language-model-only`` does: images then get a clear refusal.
+
+    Only files on this machine are looked at; a model that is yet to be downloaded has what its config says.
+    """
+    from pathlib import Path
+
+    from vllm_kimi_k3.model.shards import has_vision
+
+    images, directory = model_config.multimodal_config, Path(model_config.model)
+    if images is None or images.language_model_only:
+        return
+    config = getattr(model_config.hf_config, "vision_config", None)
+    if not getattr(config, "vt_hidden_size", None) or (directory.is_dir() and not has_vision(directory)):
+        logger.warning("the checkpoint has no vision tower: requests with images are refused")
+        images.language_model_only = True
 
 
 def set_hash_unit(vllm_config: "VllmConfig") -> None:

@@ -1,10 +1,11 @@
 """Filling the vLLM model from a checkpoint, as the weight plan says."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
@@ -19,7 +20,11 @@ _DIRECT_FORMATS = ("auto", "hf", "safetensors")
 
 
 def load_weights(
-    model: nn.Module, layers: range, vllm_config: VllmConfig, weights: Iterable[tuple[str, Tensor]]
+    parameters: Mapping[str, Tensor],
+    layers: range,
+    vllm_config: VllmConfig,
+    weights: Iterable[tuple[str, Tensor]],
+    vision: Mapping[str, Any] | None = None,
 ) -> set[str]:
     """Fill the parameters of this rank and stage.
 
@@ -27,10 +32,11 @@ def load_weights(
     only this rank's bytes are read; with any other, the tensors come from ``weights``, one alive at a time.
 
     Args:
-        model: the text model; its parameters are named as in :mod:`vllm_kimi_k3.model.layout`.
+        parameters: by name as in :mod:`vllm_kimi_k3.model.layout`: the text model's, and the tower's if it is here.
         layers: the layers of this pipeline stage.
         vllm_config: vLLM's.
         weights: published names and whole tensors, from vLLM's loader.
+        vision: the vision config, if the process holds the vision tower.
 
     Returns:
         the names of the parameters that were filled, which are all.
@@ -50,9 +56,8 @@ def load_weights(
         # vLLM downloads a model when the first tensor is asked for.
         stream = chain([next(stream)], stream)
         directory = _snapshot(vllm_config)
-    plan = plan_weights(vllm_config.model_config.hf_text_config, read_index(directory), share)
+    plan = plan_weights(vllm_config.model_config.hf_text_config, read_index(directory), share, vision)
     check_headers(plan, directory)
-    parameters = dict(model.named_parameters())
     direct = vllm_config.load_config.load_format in _DIRECT_FORMATS
     tensors = iterate(plan, directory) if direct else _from_stream(plan, stream)
     if share.tp_rank == 0 and layers.start == 0:

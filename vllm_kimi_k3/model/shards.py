@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vllm_kimi_k3.model.weights import Item, Problem, WeightError, WeightPlan
+from vllm_kimi_k3.model.weights import VISION, Item, Problem, WeightError, WeightPlan
 
 INDEX = "model.safetensors.index.json"
 #: More than any header of a real shard; a longer one means that the file is not a safetensors file.
@@ -32,6 +32,14 @@ def read_index(checkpoint: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightError([Problem("every tensor", INDEX, "a weight_map of names to files", repr(error))]) from error
     return shards
+
+
+def has_vision(checkpoint: Path) -> bool:
+    """Whether a checkpoint has tensors of the vision tower; one that cannot be read has what its config says."""
+    try:
+        return any(name.startswith(VISION) for name in read_index(checkpoint))
+    except WeightError:
+        return True
 
 
 def read_header(checkpoint: Path, shard: str) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,8 @@ from torch import Tensor
 from vllm_kimi_k3.model.layout import EXPERTS, Share, Slot, expert_slots, layer_slots, model_slots, vision_slots
 
 _TEXT = "language_model."
-_VISION = ("vision_tower.", "mm_projector.")
+#: How the names of the vision tower's and the projector's tensors begin.
+VISION = ("vision_tower.", "mm_projector.")
 #: Type names of safetensors headers.
 _FLOATS, _BYTES = ("BF16", "F16", "F32"), ("U8",)
 #: How many problems a message spells out.
@@ -174,7 +175,7 @@ def plan_weights(
         for name, slot in vision_slots(vision, share).items():
             add(name, slot.parameter, None, slot, None)
     else:
-        skipped["vision"] = [name for name in shards if name.startswith(_VISION)]
+        skipped["vision"] = [name for name in shards if name.startswith(VISION)]
 
     known = len(items) + sum(len(names) for names in skipped.values())
     if known < len(shards):

@@ -70,6 +70,10 @@ class BatchedK3(nn.Module):
         """The correction biases of the MoE layers, in order; fp32 [experts], set by the router's balance."""
         return [self.get_parameter(_flat(n)) for n in self.names if n.endswith("e_score_correction_bias")]
 
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings [..., H] of ids int64 [...]."""
+        return F.embedding(ids, self._w(f"{_ROOT}.embed_tokens"))
+
     def forward(self, ids: Tensor, taps: tuple[int, ...] = ()) -> Output:
         """Run all layers.
 
@@ -77,10 +81,14 @@ class BatchedK3(nn.Module):
             ids: int64 [B, T].
             taps: 0-based layers whose outgoing prefix stream is wanted.
         """
-        batch, length = ids.shape
-        ids = F.pad(ids, (0, -length % CHUNK))
-        prefix = F.embedding(ids.flatten(), self._w(f"{_ROOT}.embed_tokens"))
-        position = torch.arange(ids.shape[1], device=ids.device).repeat(batch)
+        return self.run(self.embed(ids), taps)
+
+    def run(self, embeddings: Tensor, taps: tuple[int, ...] = ()) -> Output:
+        """Like :meth:`forward`, from embeddings [B, T, H]."""
+        batch, length, _ = embeddings.shape
+        embeddings = F.pad(embeddings, (0, 0, 0, -length % CHUNK))
+        prefix = embeddings.flatten(0, 1)
+        position = torch.arange(embeddings.shape[1], device=embeddings.device).repeat(batch)
         blocks, streams, scores = list[Tensor](), {}, []
         for i in range(self.shape.num_hidden_layers):
             layer = f"{_ROOT}.layers.{i}"

@@ -1,16 +1,19 @@
 """Whole generated dialogues: exchanges of all skills in a row, as messages and as token ids with a loss mask."""
 
+import base64
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_kimi_k3.chat.effort import Thinking
 from vllm_kimi_k3.chat.render import render
-from vllm_kimi_k3.chat.request import ChatRequest
+from vllm_kimi_k3.chat.request import ChatRequest, ImageSlot
 from vllm_kimi_k3.chat.tokenizer import K3Tokenizer
+from vllm_kimi_k3.images.rules import ImageRules
 from vllm_kimi_k3.nano.tasks import chat, kept, lists, numbers, recall, tools
 from vllm_kimi_k3.nano.tasks.exchange import Exchange, Results, Scene, Style, Turn
+from vllm_kimi_k3.nano.tasks.pictures import Picture
 
 Message = dict[str, Any]
 
@@ -29,12 +32,13 @@ _CHARACTERS, _FRAME = 2.9, 22
 
 @dataclass
 class Dialogue:
-    """Messages, and which of the assistant's messages are examples to learn from (in order)."""
+    """Messages, which of the assistant's are examples to learn from, and the pictures in them, both in order."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
     style: Style
     learned: list[bool]
+    pictures: list[Picture] = field(default_factory=list)
 
     def request(self, generation: bool = False) -> ChatRequest:
         """What the renderer takes; with ``generation`` the assistant's next turn is opened."""
@@ -43,7 +47,13 @@ class Dialogue:
             tools=self.tools,
             thinking=thinking(self.style),
             add_generation_prompt=generation,
+            images=[_slot(picture) for picture in self.pictures],
         )
+
+
+def _slot(picture: Picture) -> ImageSlot:
+    size = picture.image().size
+    return ImageSlot(*size, ImageRules().fit(*size).tokens)
 
 
 def thinking(style: Style) -> Thinking:
@@ -70,7 +80,13 @@ def start(rng: random.Random, effort: str, most_tools: int) -> tuple[Scene, Dial
 def append(dialogue: Dialogue, exchange: Exchange, forget: bool = False) -> None:
     """Add the messages of an exchange. ``forget`` drops its thinking, and then it is no example to learn from."""
     messages = dialogue.messages
-    messages.append({"role": "user", "content": exchange.user})
+    content: str | list[dict[str, Any]] = exchange.user
+    if exchange.picture is not None:
+        dialogue.pictures.append(exchange.picture)
+        data = base64.b64encode(exchange.picture.png()).decode()
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        content = [image, {"type": "text", "text": exchange.user}]
+    messages.append({"role": "user", "content": content})
     calls: list[str] = []
     for step in exchange.steps:
         if isinstance(step, Results):

@@ -2,7 +2,10 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_kimi_k3.nano.tasks.pictures import Picture
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,19 @@ class Results:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A user's message and all that follows until the next one."""
+    """A user's message, perhaps with a picture before its text, and all that follows until the next one."""
 
     skill: str
     user: str
     steps: tuple[Turn | Results, ...]
+    picture: "Picture | None" = None
 
 
-def answer(skill: str, user: str, reasoning: str, content: str, key: str = "") -> Exchange:
+def answer(
+    skill: str, user: str, reasoning: str, content: str, key: str = "", picture: "Picture | None" = None
+) -> Exchange:
     """An exchange of one question and one answer."""
-    return Exchange(skill, user, (Turn(reasoning, content, key=key),))
+    return Exchange(skill, user, (Turn(reasoning, content, key=key),), picture)
 
 
 @dataclass(frozen=True)
