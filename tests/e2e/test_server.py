@@ -25,6 +25,8 @@ SUM, TOTAL = "What is 25 + 31?", "25 + 31 = 56"
 WEATHER, CITY = "What is the weather in Rome?", {"city": "Rome"}
 TOOL = TOOLS["get_weather"]
 FUNCTION = TOOL["function"]
+# The server takes it, but this client has no argument for it.
+GREEDY = {"temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_responses_call_and_result(client: openai.OpenAI) -> None:
 
 
 def test_messages(claude: anthropic.Anthropic) -> None:
-    body: dict[str, Any] = {"model": "k3", "messages": say(SUM), "max_tokens": 200, "temperature": 0}
+    body: dict[str, Any] = {"model": "k3", "messages": say(SUM), "max_tokens": 200, "extra_body": GREEDY}
     whole = claude.messages.create(**body)
     streamed = Blocks(claude.messages.create(**body, stream=True))
     assert [block.type for block in whole.content] == streamed.kinds == ["thinking", "text"]
@@ -129,7 +131,7 @@ def test_messages(claude: anthropic.Anthropic) -> None:
 
 def test_messages_call_and_result(claude: anthropic.Anthropic) -> None:
     tool = {"name": FUNCTION["name"], "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
-    body: dict[str, Any] = {"model": "k3", "tools": [tool], "max_tokens": 200, "temperature": 0}
+    body: dict[str, Any] = {"model": "k3", "tools": [tool], "max_tokens": 200, "extra_body": GREEDY}
     whole = claude.messages.create(**body, messages=say(WEATHER))
     streamed = Blocks(claude.messages.create(**body, messages=say(WEATHER), stream=True))
     assert [block.type for block in whole.content] == streamed.kinds
