@@ -33,11 +33,14 @@ def test_grammar_wants_thinking_only_where_it_is_on() -> None:
     assert not right(off, replace(perfect(off), reasoning="hm"))
 
 
-def test_grammar_wants_an_answer_or_calls_of_declared_tools() -> None:
+def test_grammar_wants_an_answer_or_calls_with_an_object() -> None:
     question = due(1)
     name, arguments = perfect(question).calls[0]
     assert not right(question, replace(perfect(question), calls=[], content=""))
-    assert not right(question, replace(perfect(question), calls=[("nobody", arguments)]))
+    # Which tool is called, declared or not, is the tools row's question.
+    other = replace(perfect(question), calls=[("nobody", arguments)])
+    assert right(question, other)
+    assert not right(replace(question, row="tools"), other)
     assert not right(question, replace(perfect(question), calls=[(name, "not an object")]))
 
 
