@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vllm_kimi_k3.model import shards
 from vllm_kimi_k3.model.layout import Share
 from vllm_kimi_k3.model.shards import INDEX, check_headers, iterate, read_index
 from vllm_kimi_k3.model.weights import Item, WeightError, WeightPlan, fill, plan_weights
@@ -280,6 +281,32 @@ def test_two_dimensional_convolution_and_longer_decay(checkpoint, text, stored):
         got["model.layers.1.self_attn.conv_weight"][: stored[conv].shape[0]], stored[conv].squeeze(1).float()
     )
     assert torch.equal(got["model.layers.1.self_attn.A_log"], heads)
+
+
+@pytest.mark.parametrize("share", [Share(LAYERS), Share(LAYERS, 1, 2)], ids=["tp1", "tp2"])
+@pytest.mark.parametrize("window", [0, 20_000, 1 << 40])
+def test_the_system_is_told_of_every_slice_before_it_comes(pristine, text, share, window, monkeypatch):
+    monkeypatch.setattr(shards, "_AHEAD", window)
+    told: list[tuple[str, int, int]] = []
+
+    def posix_fadvise(descriptor: int, start: int, length: int, _: int) -> None:
+        told.append((Path(f"/proc/self/fd/{descriptor}").resolve().name, start, start + length))
+
+    monkeypatch.setattr(shards.os, "posix_fadvise", posix_fadvise)
+    plan = plan_weights(text, read_index(pristine), share)
+    taken = 0
+    for item, tensor in iterate(plan, pristine):
+        data = (pristine / item.shard).read_bytes()
+        wanted = tensor[:1].contiguous().view(torch.uint8).numpy().tobytes()
+        spans = [data[start:end] for shard, start, end in told if shard == item.shard]
+        assert any(wanted in span for span in spans), item.name
+        taken += tensor.nbytes
+    if share.tp_size == 1:
+        assert sum(end - start for _, start, end in told) == taken
+    else:
+        # A slice of columns lies in all of its tensor.
+        columns = sum(math.prod(item.slot.shape) * 4 for item in plan.items if item.slot.dim)
+        assert taken < sum(end - start for _, start, end in told) <= taken + columns
 
 
 # What is wrong with a checkpoint.

@@ -1,6 +1,7 @@
 """The files of a checkpoint: index, headers, and reading slices, one tensor alive at a time."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from vllm_kimi_k3.model.weights import VISION, Item, Problem, WeightError, Weigh
 INDEX = "model.safetensors.index.json"
 #: More than any header of a real shard; a longer one means that the file is not a safetensors file.
 _HEADER_LIMIT = 1 << 28
+#: Bytes that the system is asked to have read beyond the slice in hand.
+_AHEAD = 64 << 20
 
 
 def read_index(checkpoint: Path) -> dict[str, str]:
@@ -110,13 +113,57 @@ def iterate(plan: WeightPlan, checkpoint: Path) -> Iterator[tuple[Item, Tensor]]
     """
     for shard, items in _by_shard(plan).items():
         try:
-            with safe_open(checkpoint / shard, framework="pt") as file:
+            with safe_open(checkpoint / shard, framework="pt") as file, _Ahead(checkpoint, shard, items) as ahead:
                 for name in file.offset_keys():
                     item = items.get(name)
                     if item is not None:
+                        ahead.reach(name)
                         yield item, item.checked(item.take(file.get_slice(name)))
         except (SafetensorError, OSError) as error:
             raise WeightError([Problem("every tensor", shard, "a safetensors file", str(error))]) from error
+
+
+class _Ahead:
+    """Has the system read what comes next in a file while the slice in hand is copied, where it can be told to.
+
+    Args:
+        checkpoint: the checkpoint.
+        shard: the file.
+        items: what is read of it.
+    """
+
+    def __init__(self, checkpoint: Path, shard: str, items: dict[str, Item]) -> None:
+        path = checkpoint / shard
+        header = read_header(checkpoint, shard)
+        data = path.stat().st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        spans = {name: _span(items[name], entry) for name, entry in header.items() if name in items}
+        self._spans = {name: (data + start, data + end) for name, (start, end) in spans.items()}
+        self._coming = sorted(self._spans.values(), reverse=True)
+        self._file = path.open("rb")
+
+    def __enter__(self) -> "_Ahead":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def reach(self, name: str) -> None:
+        """Note that the slice of this tensor comes now."""
+        limit = self._spans[name][1] + _AHEAD
+        while self._coming and self._coming[-1][0] < limit:
+            start, end = self._coming.pop()
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
+
+
+def _span(item: Item, entry: dict[str, Any]) -> tuple[int, int]:
+    """First and last byte of a stored tensor, by its header entry, that a slice lies in; columns lie in all of it."""
+    start, end = entry["data_offsets"]
+    slot = item.slot
+    if slot.dim:
+        return start, end
+    row = (end - start) // entry["shape"][0]
+    return start + slot.start * row, start + (slot.start + slot.length) * row
 
 
 def _by_shard(plan: WeightPlan) -> dict[str, dict[str, Item]]:
