@@ -71,6 +71,13 @@ MISTAKES = {
     "fastsafetensors absent": Mistake(
         "fastsafetensors", "pip install", {"load_format": "fastsafetensors"}, node(packages={"vllm": "0.33.0"})
     ),
+    "fastsafetensors without a gpu": Mistake(
+        "fastsafetensors",
+        "leave --load-format out",
+        {"load_format": "fastsafetensors", "tensor_parallel_size": 1},
+        node("b300", 0, memory=512 << 30),
+        also=frozenset({"weights-do-not-fit"}),
+    ),
     "vllm too old": Mistake("vllm-version", "vllm>=0.33", machine=node(packages={"vllm": "0.29.0"})),
     "vllm absent": Mistake("vllm-version", "pip install", machine=node(packages={})),
     "fp8 rows on hopper": Mistake(

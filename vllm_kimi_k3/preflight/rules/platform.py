@@ -106,9 +106,17 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
                 "the KDA prefill kernels need CUDA 12.9; on sm120 an older one stops the engine when it compiles",
                 "install vLLM's CUDA 13 build",
             )
+    fast = serving.get("load_format") == "fastsafetensors"
+    if fast and not machine.gpus:
+        yield error(
+            "fastsafetensors",
+            "--load-format fastsafetensors on a machine without a GPU",
+            "it reads into a GPU's memory, and stops at once without one",
+            "leave --load-format out",
+        )
     if machine.packages is None:
         return
-    if serving.get("load_format") == "fastsafetensors" and "fastsafetensors" not in machine.packages:
+    if fast and machine.gpus and "fastsafetensors" not in machine.packages:
         yield error(
             "fastsafetensors",
             "--load-format fastsafetensors, and the package is not installed",
