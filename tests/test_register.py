@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from vllm_kimi_k3.compat.version import version_problem
+from vllm_kimi_k3.settings import SettingError, read
 
 PRELUDE = """
 import logging, sys
@@ -59,6 +60,20 @@ def test_it_can_be_switched_off() -> None:
     printed = python(PRELUDE + "import vllm_kimi_k3\nvllm_kimi_k3.register()\n" + SHOW, VLLM_KIMI_K3_DISABLE="1")
     assert "switched off by VLLM_KIMI_K3_DISABLE" in printed
     assert "vllm_kimi_k3.model.k3" not in printed
+
+
+def test_vllms_own_model_class_can_be_chosen() -> None:
+    code = "import vllm_kimi_k3\nvllm_kimi_k3.register()\nfrom vllm.tool_parsers import ToolParserManager as m\n"
+    show = 'print(m.lazy_parsers["kimi_k3"])\n' + SHOW
+    printed = python(PRELUDE + code + show, VLLM_KIMI_K3_MODEL="vllm")
+    assert "vllm.models.kimi_k3" in printed
+    assert "vllm_kimi_k3.model.k3" not in printed
+    assert "vllm_kimi_k3.chat.vllm_parsers" in printed
+
+
+def test_an_unknown_model_class_is_refused() -> None:
+    with pytest.raises(SettingError, match="VLLM_KIMI_K3_MODEL='vlm': expected plugin or vllm"):
+        _ = read({"VLLM_KIMI_K3_MODEL": "vlm"}).own_model
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.33.0", "0.33.1rc1"])

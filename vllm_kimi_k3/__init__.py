@@ -58,10 +58,12 @@ def register() -> None:
     if problem:
         logger.warning("vllm-kimi-k3 %s is not active: %s", __version__, problem)
         return
-    engine.register_models(MODELS)
-    engine.register_configs(CONFIGS)
-    engine.register_config_hooks(tuple(MODELS))
+    if settings().own_model:
+        engine.register_models(MODELS)
+        engine.register_configs(CONFIGS)
+        engine.register_config_hooks(tuple(MODELS))
     processes.patch_executor(MODELS)
     parsers.register_chat(CHAT_MODE, TOKENIZER, RENDERER)
     parsers.register_parsers(CHAT_MODE, PARSER, REASONING_PARSER, TOOL_PARSER)
-    logger.info("vllm-kimi-k3 %s registered: models %s", __version__, ", ".join(MODELS))
+    source = ", ".join(MODELS) if settings().own_model else "vLLM's own (VLLM_KIMI_K3_MODEL=vllm)"
+    logger.info("vllm-kimi-k3 %s registered: models %s", __version__, source)

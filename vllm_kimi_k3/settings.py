@@ -35,8 +35,21 @@ class Settings:
     hash_unit: int = 128
     #: The largest part of the cache's blocks that kept KDA states may hold, in (0, 1].
     state_share: float = 0.75
+    #: Whose model class runs K3: this plugin's, or vLLM's own with the rest of the plugin but its prefix cache.
+    model: str = "plugin"
     #: Which implementation an operation uses where several fit: "experts=marlin,router=reference". Docs: kernels.md.
     operations: str = ""
+
+    @property
+    def own_model(self) -> bool:
+        """Whether the model class is this plugin's.
+
+        Raises:
+            SettingError: :attr:`model` is neither "plugin" nor "vllm".
+        """
+        if self.model not in ("plugin", "vllm"):
+            raise SettingError(f"{PREFIX}MODEL={self.model!r}: expected plugin or vllm")
+        return self.model == "plugin"
 
     @property
     def wanted_operations(self) -> dict[str, str]:

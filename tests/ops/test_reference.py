@@ -13,6 +13,7 @@ from vllm_kimi_k3.ops.operation import Operation
 from vllm_kimi_k3.ops.router import router
 from vllm_kimi_k3.ops.short_conv import short_conv_decode, short_conv_prefill
 from vllm_kimi_k3.ops.situ import situ
+from vllm_kimi_k3.settings import Settings
 
 EPS = 1e-5
 
@@ -122,7 +123,8 @@ def test_latent_attention_over_scattered_blocks(block_size: int) -> None:
         table[i, :count] = ids[sum(blocks[:i]) : sum(blocks[: i + 1])]
     query = torch.randn(sum(new), heads, rank + rope)
     starts = [sum(new[:i]) for i in range(5)]
-    out = latent_attention(query, cache, table, starts, lengths, rank, scale)
+    where = (torch.tensor(starts), torch.tensor(lengths), max(new))
+    out = latent_attention(query, cache, table, *where, rank, scale)
     for i, length in enumerate(lengths):
         rows = cache[table[i, : blocks[i]].long()].flatten(0, 1)[:length]
         for j in range(new[i]):
@@ -138,3 +140,17 @@ def test_an_operation_prefers_what_fits_the_device() -> None:
     assert operation(torch.empty(0)) == "reference"
     operation.add("fast", lambda device: device.type == "cpu", lambda x: "fast")
     assert operation(torch.empty(0)) == "fast"
+
+
+def test_an_operation_runs_what_is_to_be_asked_for_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> Operation:
+        operation = Operation("example", lambda x: "reference")
+        operation.add("other", lambda device: device.type == "cpu", lambda x: "other", asked=True)
+        return operation
+
+    assert made()(torch.empty(0)) == "reference"
+    assert not made().has_kernel(torch.device("cpu"))
+    assert made().named("other", torch.device("cpu")) is not None
+    assert made().named("other", torch.device("meta")) is None
+    monkeypatch.setattr("vllm_kimi_k3.ops.operation.settings", lambda: Settings(operations="example=other"))
+    assert made()(torch.empty(0)) == "other"

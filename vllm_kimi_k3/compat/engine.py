@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_kimi_k3.compat.version import load
 
@@ -66,7 +66,7 @@ def register_config_hooks(architectures: Iterable[str]) -> None:
 
     class KimiK3Convertor(ModelArchConfigConvertorBase):
         def is_deepseek_mla(self) -> bool:
-            return uses_vllm_mla()
+            return uses_vllm_mla(self.hf_text_config)
 
         def get_head_size(self) -> int:
             text = self.hf_text_config
@@ -81,13 +81,23 @@ def register_config_hooks(architectures: Iterable[str]) -> None:
         MODEL_ARCH_CONFIG_CONVERTORS[model_type] = KimiK3Convertor
 
 
-def uses_vllm_mla() -> bool:
-    """Whether MLA layers are vLLM's own.
+def uses_vllm_mla(text: Any) -> bool:
+    """Whether MLA layers are vLLM's own: where the setting `operations` has "latent_attention=vllm", on a GPU, with
+    K3's row of 512 + 64 values, which its kernels are built for.
 
-    On CPU they are not: its CPU platform turns chunked prefill and prefix caching off for every model that says it
-    uses MLA, and its kernel takes pages of 16 tokens only.
+    On CPU they are not: its platform turns chunked prefill and prefix caching off for every model that says it uses
+    MLA, and its kernel takes pages of 16 tokens only.
+
+    Args:
+        text: the text config.
     """
-    return False
+    from vllm.platforms import current_platform
+
+    from vllm_kimi_k3.settings import settings
+
+    wanted = settings().wanted_operations.get("latent_attention") == "vllm"
+    built = (text.kv_lora_rank, text.qk_rope_head_dim) == (512, 64)
+    return wanted and built and current_platform.is_cuda_alike()
 
 
 def switch_images_off(model_config: "ModelConfig") -> None:

@@ -16,11 +16,16 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_kimi_k3.cache.spec import state_spec
-from vllm_kimi_k3.model.kda_state import KdaBackend, KdaMetadata, state_dtypes, state_shapes
+from vllm_kimi_k3.compat.graphs import leaves_graph
+from vllm_kimi_k3.model.kda_state import KdaBackend, KdaMetadata, Prefills, state_dtypes, state_shapes
 from vllm_kimi_k3.model.projection import FusedProjection, Segment
 from vllm_kimi_k3.ops.gated_norm import gated_norm
 from vllm_kimi_k3.ops.kda import kda_decode, kda_prefill
+from vllm_kimi_k3.ops.kda_step import kda_decode_step
 from vllm_kimi_k3.ops.short_conv import short_conv_decode, short_conv_prefill
+
+#: Raw projections [T, 3 * H * D], the decay's gate [T, H, D], beta [T, H], the output gate [T, H, D].
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class KimiDeltaAttention(nn.Module, MambaBase):
@@ -90,35 +95,74 @@ class KimiDeltaAttention(nn.Module, MambaBase):
         product = self.in_proj(x)
         qkv, gate, decay_low, beta = product.split([3 * self.inner, self.inner, self.dim, self.heads], dim=-1)
         decay = self.f_b_proj(decay_low.contiguous())[0]
-        mixed = torch.zeros(x.shape[0], self.heads, self.dim, dtype=x.dtype, device=x.device)
-        metadata = get_forward_context().attn_metadata
-        # A profiling run has no metadata and no state.
-        if metadata is not None:
-            self._attend(qkv, decay.view(-1, self.heads, self.dim), beta, metadata[self.prefix], mixed)
-        out = gated_norm(mixed, gate.reshape(mixed.shape), self.o_norm.weight, self.eps)
+        heads = (self.heads, self.dim)
+        out = torch.zeros(x.shape[0], *heads, dtype=x.dtype, device=x.device)
+        self._attend(qkv, decay.unflatten(-1, heads), beta, gate.unflatten(-1, heads), out)
         return self.o_proj(out.flatten(1))[0]
 
+    @leaves_graph
     def _attend(
-        self, qkv: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, metadata: KdaMetadata, out: torch.Tensor
+        self, qkv: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, gate: torch.Tensor, out: torch.Tensor
     ) -> None:
+        """The gated norm of the recurrence's output, into ``out``; padding is left as it is."""
+        context = get_forward_context().attn_metadata
+        inputs = (qkv, decay, beta, gate)
+        if context is None:
+            self._rehearse(inputs, out)
+            return
+        metadata: KdaMetadata = context[self.prefix]
         windows, states = self.kv_cache
         if is_conv_state_dim_first():
             windows = windows.transpose(1, 2)
-        split, count = metadata.starts[metadata.decodes], metadata.starts[-1]
-        constants = (self.A_log, self.dt_bias, self.lower_bound, states)
+        split = metadata.decodes
         if split:
-            pages = metadata.page_ids[: metadata.decodes]
-            q, k, v = self._heads(short_conv_decode(qkv[:split], self.conv_weight, windows, pages))
-            out[:split] = kda_decode(q, k, v, decay[:split], beta[:split], *constants, pages)
-        if count > split:
-            starts = [start - split for start in metadata.starts[metadata.decodes :]]
-            where = (starts, metadata.pages[metadata.decodes :], metadata.fresh[metadata.decodes :], metadata.exports)
-            rest = slice(split, count)
-            q, k, v = self._heads(short_conv_prefill(qkv[rest], self.conv_weight, windows, *where))
-            out[rest] = kda_prefill(q, k, v, decay[rest], beta[rest], *constants, *where)
+            out[:split] = self._decode(_rows(inputs, slice(split)), windows, states, metadata.page_ids)
+        if metadata.prefills is not None:
+            rest = slice(split, split + metadata.prefills.starts[-1])
+            out[rest] = self._prefill(_rows(inputs, rest), windows, states, metadata.prefills)
+
+    def _decode(
+        self, inputs: _Inputs, windows: torch.Tensor, states: torch.Tensor, pages: torch.Tensor
+    ) -> torch.Tensor:
+        qkv, decay, beta, gate = inputs
+        norm = self.o_norm.weight
+        constants = (self.A_log, self.dt_bias, self.lower_bound, states, pages)
+        if kda_decode_step.has_kernel(qkv.device):
+            return kda_decode_step(qkv, decay, beta, gate, self.conv_weight, windows, *constants, norm, self.eps)
+        q, k, v = self._heads(short_conv_decode(qkv, self.conv_weight, windows, pages))
+        return gated_norm(kda_decode(q, k, v, decay, beta, *constants), gate, norm, self.eps)
+
+    def _prefill(
+        self, inputs: _Inputs, windows: torch.Tensor, states: torch.Tensor, prefills: Prefills
+    ) -> torch.Tensor:
+        qkv, decay, beta, gate = inputs
+        q, k, v = self._heads(short_conv_prefill(qkv, self.conv_weight, windows, *prefills.where))
+        constants = (self.A_log, self.dt_bias, self.lower_bound, states)
+        mixed = kda_prefill(q, k, v, decay, beta, *constants, *prefills.where)
+        return gated_norm(mixed, gate, self.o_norm.weight, self.eps)
+
+    def _rehearse(self, inputs: _Inputs, out: torch.Tensor) -> None:
+        """In a profiling run, which has no state: on a GPU, take the memory of the largest prefill and load kernels."""
+        if out.device.type == "cpu":
+            return
+        windows, states = (
+            torch.zeros(1, *shape, dtype=dtype, device=out.device)
+            for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
+        )
+        if is_conv_state_dim_first():
+            windows = windows.transpose(1, 2)
+        whole = Prefills([0, out.shape[0]], [0], [True], [])
+        out.copy_(self._prefill(inputs, windows, states, whole))
+        page = torch.zeros(1, dtype=torch.int32, device=out.device)
+        out[:1] = self._decode(_rows(inputs, slice(1)), windows, states, page)
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return qkv.view(-1, 3, self.heads, self.dim).unbind(1)
+
+
+def _rows(inputs: _Inputs, rows: slice) -> _Inputs:
+    qkv, decay, beta, gate = inputs
+    return qkv[rows], decay[rows], beta[rows], gate[rows]
 
 
 def _fp32(*shape: int) -> nn.Parameter:

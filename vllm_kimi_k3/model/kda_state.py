@@ -1,7 +1,7 @@
 """The state of a KDA layer as vLLM holds it: pages, their shapes, and where a batch's sequences lie in them."""
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,14 +10,16 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator, MambaStateShapeCalculator
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
-from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from vllm_kimi_k3.cache.exports import step_exports
+from vllm_kimi_k3.compat.graphs import decode_graphs
+from vllm_kimi_k3.ops.kda_step import kda_decode_step
 
 
 def state_shapes(text: PretrainedConfig, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
@@ -41,25 +43,40 @@ def state_dtypes(vllm_config: VllmConfig) -> tuple[torch.dtype, torch.dtype]:
 
 
 @dataclass
-class KdaMetadata(AttentionMetadata):
-    """Where the sequences of a batch lie. The first ``decodes`` sequences have one token and a state already.
+class Prefills:
+    """The sequences of a batch that are no decodes, as the prefill operations take them.
 
     Attributes:
-        starts: N + 1 token offsets of the sequences in the batch.
+        starts: N + 1 token offsets, counted from the first of these sequences' tokens.
         pages: N pages of their states.
-        page_ids: the same as a tensor, [N] int64.
         fresh: N flags: the sequence begins in this batch.
-        decodes: how many leading sequences are decodes.
-        exports: (sequence, tokens, page): states to keep after that many of a sequence's tokens; ``sequence`` counts
-            from the first one that is not a decode.
+        exports: (sequence, tokens, page): states to keep after that many of a sequence's tokens.
     """
 
     starts: list[int]
     pages: list[int]
-    page_ids: torch.Tensor
     fresh: list[bool]
+    exports: list[tuple[int, int, int]]
+
+    @property
+    def where(self) -> tuple[list[int], list[int], list[bool], list[tuple[int, int, int]]]:
+        """The last arguments of the prefill operations."""
+        return self.starts, self.pages, self.fresh, self.exports
+
+
+@dataclass
+class KdaMetadata(AttentionMetadata):
+    """Where the sequences of a batch lie. The first ``decodes`` sequences have one token and a state already.
+
+    Attributes:
+        decodes: how many leading sequences are decodes.
+        page_ids: [decodes] int32, pages of their states; -1 for a padded row.
+        prefills: the other sequences, None if there are none.
+    """
+
     decodes: int
-    exports: list[tuple[int, int, int]] = field(default_factory=list)
+    page_ids: torch.Tensor
+    prefills: Prefills | None
 
 
 class KdaMetadataBuilder(AttentionMetadataBuilder[KdaMetadata]):
@@ -71,27 +88,71 @@ class KdaMetadataBuilder(AttentionMetadataBuilder[KdaMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.mode = vllm_config.cache_config.mamba_cache_mode
+        # Graphs of decode steps read it at this address.
+        self.page_ids = torch.full((vllm_config.scheduler_config.max_num_seqs,), -1, dtype=torch.int32, device=device)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
+        return decode_graphs(kda_decode_step.has_kernel(torch.device(vllm_config.device_config.device_type)))
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> KdaMetadata:
         """As vLLM's interface says; ``common_prefix_len`` and ``fast_build`` change nothing here."""
         common = common_attn_metadata
-        count = common.num_reqs
-        table = mamba_get_block_table_tensor(common.block_table_tensor, common.seq_lens, self.kv_cache_spec, self.mode)
-        page_ids = table[:count, 0].long()
-        starts = common.query_start_loc_cpu[: count + 1].tolist()
-        lengths = common.seq_lens[:count].tolist()
+        page_ids = self._running_pages(common)
+        starts = common.query_start_loc_cpu[: common.num_reqs + 1].tolist()
         new = [stop - start for start, stop in itertools.pairwise(starts)]
-        fresh = [tokens == length for tokens, length in zip(new, lengths, strict=True)]
+        lengths = host_lengths(common)
         decodes = 0
-        while decodes < count and new[decodes] == 1 and not fresh[decodes]:
+        while decodes < len(new) and new[decodes] == 1 and lengths[decodes] > 1:
             decodes += 1
-        exports = []
-        if self.mode == "align" and decodes < count:
-            rows = common.block_table_tensor[decodes:count].tolist()
-            exports = step_exports(rows, lengths[decodes:], new[decodes:], self.kv_cache_spec.block_size)
-        return KdaMetadata(starts, page_ids.tolist(), page_ids, fresh, decodes, exports)
+        # The rows that pad a batch to the size of a graph have no tokens.
+        last = len(new)
+        while last > decodes and new[last - 1] == 0:
+            last -= 1
+        prefills = None
+        if decodes < last:
+            exports = []
+            if self.mode == "align":
+                rows = common.block_table_tensor[decodes:last].tolist()
+                unit = self.kv_cache_spec.block_size
+                exports = step_exports(rows, lengths[decodes:last], new[decodes:last], unit)
+            prefills = Prefills(
+                starts=[start - starts[decodes] for start in starts[decodes : last + 1]],
+                pages=page_ids[decodes:last].tolist(),
+                fresh=[new[i] == lengths[i] for i in range(decodes, last)],
+                exports=exports,
+            )
+        return KdaMetadata(decodes, page_ids[:decodes], prefills)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> KdaMetadata:
+        """A decode step of as many rows as the graph has."""
+        page_ids = self._running_pages(common_attn_metadata)
+        return KdaMetadata(len(page_ids), page_ids, None)
+
+    def _running_pages(self, common: CommonAttentionMetadata) -> torch.Tensor:
+        """[N] int32: pages of the running states, in the buffer that graphs read; -1 for rows without a sequence."""
+        table, lengths = common.block_table_tensor[: common.num_reqs], common.seq_lens[: common.num_reqs]
+        if self.mode == "align":
+            column = ((lengths - 1) // self.kv_cache_spec.block_size).clamp(min=0).long()
+            pages = table.gather(1, column.unsqueeze(1)).squeeze(1)
+        else:
+            pages = table[:, 0]
+        mine = self.page_ids[: common.num_reqs]
+        return mine.copy_(pages).masked_fill_(lengths <= 0, -1)
+
+
+def host_lengths(common: CommonAttentionMetadata) -> list[int]:
+    """Lengths of the batch's sequences, the batch's tokens included; 0 for padded rows.
+
+    On a GPU they are the runner's own count, so that nobody waits for the device. Drafts that will be refused are in
+    it, but a sequence with drafts is no prefill, and of decodes only whether they have a state matters.
+    """
+    bound = common.seq_lens_cpu_upper_bound
+    known = common.seq_lens if bound is None or common.seq_lens.device.type == "cpu" else bound
+    lengths: list[int] = known[: common.num_reqs].tolist()
+    return lengths + [0] * (common.num_reqs - len(lengths))
 
 
 class KdaBackend(AttentionBackend):

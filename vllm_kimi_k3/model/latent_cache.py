@@ -12,8 +12,10 @@ from torch import nn
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
@@ -22,7 +24,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MLAAttentionSpec
 
 from vllm_kimi_k3.cache.spec import row_spec
-from vllm_kimi_k3.ops.latent_attention import latent_attention
+from vllm_kimi_k3.compat.graphs import decode_graphs, leaves_graph
+from vllm_kimi_k3.ops.latent_attention import latent_attention, store_rows
 
 
 @dataclass
@@ -30,14 +33,16 @@ class LatentMetadata(AttentionMetadata):
     """Where the sequences of a batch lie.
 
     Attributes:
-        starts: N + 1 token offsets of the sequences in the batch.
-        lengths: N lengths, the batch's tokens included.
+        starts: [N + 1] int32, token offsets of the sequences in the batch.
+        lengths: [N] int32, the batch's tokens included.
+        longest: at least as many tokens as any sequence has in the batch.
         block_table: [N, max_blocks] int32.
         slot_mapping: [T] int64, the cache row of every token; -1 for padding.
     """
 
-    starts: list[int]
-    lengths: list[int]
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    longest: int
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
 
@@ -48,14 +53,20 @@ class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: VllmConfig, kv_cache_spec: Any) -> AttentionCGSupport:
+        device = torch.device(vllm_config.device_config.device_type)
+        return decode_graphs(latent_attention.has_kernel(device) and store_rows.has_kernel(device))
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> LatentMetadata:
         """As vLLM's interface says; ``common_prefix_len`` and ``fast_build`` change nothing here."""
         common = common_attn_metadata
         return LatentMetadata(
-            starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
-            lengths=common.seq_lens[: common.num_reqs].tolist(),
+            starts=common.query_start_loc[: common.num_reqs + 1],
+            lengths=common.seq_lens[: common.num_reqs],
+            longest=common.max_query_len,
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
         )
@@ -80,7 +91,8 @@ class LatentBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
-        return [MultipleOf(1)]
+        # Elsewhere vLLM sizes pages by this alone, and a page holds whole hash blocks, of 64 tokens or 32.
+        return [MultipleOf(1 if current_platform.is_cpu() else 64)]
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> MLAAttentionSpec:
@@ -136,17 +148,18 @@ class LatentAttention(nn.Module, AttentionLayerBase):
         Returns:
             [T, H, rank]; zeros in a profiling run, which has no cache.
         """
+        out = torch.empty_like(query[..., : self.rank], memory_format=torch.contiguous_format)
+        self._attend(query, latent, shared_key, out)
+        return out
+
+    @leaves_graph
+    def _attend(self, query: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor, out: torch.Tensor) -> None:
         metadata = get_forward_context().attn_metadata
         if metadata is None:
-            return torch.zeros_like(query[..., : self.rank])
-        metadata = metadata[self.name]
-        count = metadata.starts[-1]
-        slots = metadata.slot_mapping[:count].long()
-        block_size = self.kv_cache.shape[1]
-        rows = torch.cat([latent[:count], shared_key[:count]], dim=-1)
-        self.kv_cache[slots // block_size, slots % block_size] = rows.to(self.kv_cache.dtype)
-        out = torch.zeros_like(query[..., : self.rank])
-        out[:count] = latent_attention(
-            query[:count], self.kv_cache, metadata.block_table, metadata.starts, metadata.lengths, self.rank, self.scale
-        )
-        return out
+            out.zero_()
+            return
+        own = metadata[self.name]
+        count = own.slot_mapping.shape[0]
+        store_rows(latent[:count], shared_key[:count], self.kv_cache, own.slot_mapping)
+        where = (own.block_table, own.starts, own.lengths, own.longest)
+        out.copy_(latent_attention(query, self.kv_cache, *where, self.rank, self.scale))

@@ -7,13 +7,18 @@ from vllm.distributed import (
     get_tensor_model_parallel_world_size,
     tensor_model_parallel_all_reduce,
 )
+from vllm.logger import init_logger
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
+from vllm_kimi_k3.compat.experts import MarlinWeights, RepackedExperts, marlin_experts, marlin_fits, repack
 from vllm_kimi_k3.model.mlp import SituMlp
 from vllm_kimi_k3.ops.experts import experts
 from vllm_kimi_k3.ops.mxfp4 import GROUP
 from vllm_kimi_k3.ops.router import router
+from vllm_kimi_k3.settings import settings
+
+logger = init_logger("vllm.vllm_kimi_k3")
 
 
 class Gate(nn.Module):
@@ -38,8 +43,9 @@ class RoutedExperts(nn.Module):
     w1 and w3 are cut by rows, w2 by columns, so every rank sums over its part of the inner width.
     """
 
-    def __init__(self, text: PretrainedConfig) -> None:
+    def __init__(self, text: PretrainedConfig, dtype: torch.dtype) -> None:
         super().__init__()
+        self.dtype = dtype
         inner = text.moe_intermediate_size // get_tensor_model_parallel_world_size()
         self.beta = text.activation_situ_beta
         self.linear_beta = text.activation_situ_linear_beta
@@ -52,9 +58,24 @@ class RoutedExperts(nn.Module):
         }
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=torch.uint8), requires_grad=False))
+        self.marlin: MarlinWeights | None = None
+        wanted = settings().wanted_operations.get("experts") == "marlin"
+        if wanted and marlin_fits(self.w2_weight_packed.device, inner, latent, dtype):
+            self.quant_method = RepackedExperts()
+
+    def repack(self) -> None:
+        """Give the weights the layout of vLLM's Marlin kernels, which then run them; the published one is dropped."""
+        names = ("w13_weight_packed", "w13_weight_scale", "w2_weight_packed", "w2_weight_scale")
+        w13, w13_scale, w2, w2_scale = (getattr(self, name).data for name in names)
+        self.marlin = repack(w13, w13_scale, w2, w2_scale, self.dtype)
+        for name in names:
+            getattr(self, name).data = torch.empty(0, dtype=torch.uint8, device=self.marlin.w13.device)
+        logger.info_once("experts: marlin")
 
     def forward(self, latent: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[T, latent] to this rank's part of the weighted sum over experts, [T, latent]."""
+        if self.marlin is not None:
+            return marlin_experts(latent, ids, weights, self.marlin, self.beta, self.linear_beta)
         return experts(
             latent,
             ids,
@@ -82,7 +103,7 @@ class LatentMoe(nn.Module):
         hidden, latent = text.hidden_size, text.routed_expert_hidden_size
         self.tp_size = get_tensor_model_parallel_world_size()
         self.gate = Gate(text, dtype)
-        self.experts = RoutedExperts(text)
+        self.experts = RoutedExperts(text, dtype)
         self.routed_expert_down_proj = ReplicatedLinear(
             hidden, latent, bias=False, prefix=f"{prefix}.routed_expert_down_proj"
         )

@@ -14,6 +14,7 @@ from vllm_kimi_k3.settings import settings
 logger = logging.getLogger("vllm.vllm_kimi_k3.ops")
 
 _Candidate = tuple[str, Callable[..., bool], Callable[..., Any]]
+_Fast = tuple[str, Callable[[torch.device], bool], Callable[..., bool], Callable[..., Any], bool]
 
 
 class Operation:
@@ -27,7 +28,7 @@ class Operation:
     def __init__(self, name: str, reference: Callable[..., Any]) -> None:
         self.name = name
         self.reference = reference
-        self._fast: list[tuple[str, Callable[[torch.device], bool], Callable[..., bool], Callable[..., Any]]] = []
+        self._fast: list[_Fast] = []
         self._candidates: dict[str, list[_Candidate]] = {}
         self._logged: set[tuple[str, str]] = set()
 
@@ -37,6 +38,7 @@ class Operation:
         fits: Callable[[torch.device], bool],
         call: Callable[..., Any],
         accepts: Callable[..., bool] | None = None,
+        asked: bool = False,
     ) -> None:
         """Register a fast implementation.
 
@@ -45,23 +47,39 @@ class Operation:
             fits: whether it runs on a device.
             call: takes and returns what the reference does.
             accepts: whether it takes these arguments; None takes all.
+            asked: it runs only where the setting names it.
         """
-        self._fast.append((label, fits, accepts or _anything, call))
+        self._fast.append((label, fits, accepts or _anything, call, asked))
         self._candidates.clear()
 
-    def choose(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[str, Callable[..., Any]]:
-        """Label and implementation for these arguments."""
-        device = first.device
+    def has_kernel(self, device: torch.device) -> bool:
+        """Whether something faster than the reference may run on a device, for some arguments."""
+        return bool(self.implementations(device))
+
+    def implementations(self, device: torch.device) -> list[_Candidate]:
+        """Label, whether it takes given arguments, and call of all but the reference, the first choice first."""
         candidates = self._candidates.get(device.type)
         if candidates is None:
             wanted = settings().wanted_operations.get(self.name)
             candidates = [
                 (label, accepts, call)
-                for label, fits, accepts, call in self._fast
-                if wanted in (None, label) and fits(device)
+                for label, fits, accepts, call, asked in self._fast
+                if (not asked if wanted is None else wanted == label) and fits(device)
             ]
             self._candidates[device.type] = candidates
-        fitting = ((label, call) for label, accepts, call in candidates if accepts(first, *args, **kwargs))
+        return candidates
+
+    def named(self, label: str, device: torch.device) -> _Candidate | None:
+        """An implementation that runs on a device, whatever the setting says; None if there is none of that label."""
+        found = (fast for fast in self._fast if fast[0] == label and fast[1](device))
+        return next(((name, accepts, call) for name, _, accepts, call, _ in found), None)
+
+    def choose(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[str, Callable[..., Any]]:
+        """Label and implementation for these arguments."""
+        device = first.device
+        fitting = (
+            (label, call) for label, accepts, call in self.implementations(device) if accepts(first, *args, **kwargs)
+        )
         label, call = next(fitting, ("reference", self.reference))
         if (device.type, label) not in self._logged:
             self._logged.add((device.type, label))

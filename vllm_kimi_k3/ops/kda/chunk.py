@@ -10,7 +10,10 @@ The first line is a unit lower-triangular system for u. Its inverse and everythi
 is computed for all chunks at once; only the walk over S0 is sequential.
 """
 
+import functools
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -44,7 +47,50 @@ def _segments(
     return chunks, plan
 
 
-def kda_prefill_chunked(
+@dataclass
+class Chunks:
+    """What the walk over the states needs of N chunks of C tokens; all fp32.
+
+    Attributes:
+        own, carried: [N, H, C, V] and [N, H, C, K]: u is ``own - carried S0^T``.
+        queries, attend: [N, H, C, K] and [N, H, C, C]: the output is ``queries S0^T + attend u``.
+        keys, total: [N, H, C, K] and [N, H, K]: the state after the chunk is ``S0 * total + u^T keys``.
+        plan: for each sequence its chunks in order, as (index, page that also gets the state after it or None).
+    """
+
+    own: torch.Tensor
+    carried: torch.Tensor
+    queries: torch.Tensor
+    attend: torch.Tensor
+    keys: torch.Tensor
+    total: torch.Tensor
+    plan: list[list[tuple[int, int | None]]]
+
+
+#: From chunks, states, and each sequence's page and freshness to the outputs [N, H, C, V]; states in place.
+Walk = Callable[[Chunks, torch.Tensor, list[int], list[bool]], torch.Tensor]
+
+
+def walk_reference(chunks: Chunks, states: torch.Tensor, pages: list[int], fresh: list[bool]) -> torch.Tensor:
+    """One sequence after the other, chunk by chunk; see :data:`Walk`."""
+    out = torch.empty_like(chunks.own)
+    for index, page in enumerate(pages):
+        if not chunks.plan[index]:
+            continue
+        state = torch.zeros_like(states[page]) if fresh[index] else states[page]
+        state = state.float()
+        for chunk, export in chunks.plan[index]:
+            delta = chunks.own[chunk] - chunks.carried[chunk] @ state.transpose(-1, -2)
+            out[chunk] = chunks.queries[chunk] @ state.transpose(-1, -2) + chunks.attend[chunk] @ delta
+            state = state * chunks.total[chunk].unsqueeze(-2) + delta.transpose(-1, -2) @ chunks.keys[chunk]
+            if export is not None:
+                states[export] = state.to(states.dtype)
+        states[page] = state.to(states.dtype)
+    return out
+
+
+def prefill(
+    walk: Walk,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -59,7 +105,7 @@ def kda_prefill_chunked(
     fresh: list[bool],
     exports: list[tuple[int, int, int]],
 ) -> torch.Tensor:
-    """As :func:`~vllm_kimi_k3.ops.kda.reference.kda_prefill_reference`, in chunks."""
+    """As :func:`~vllm_kimi_k3.ops.kda.reference.kda_prefill_reference`, in chunks that ``walk`` goes through."""
     chunks, plan = _segments(starts, exports)
     if not chunks:
         return torch.empty_like(v)
@@ -88,24 +134,20 @@ def kda_prefill_chunked(
         identity + weight * mutual, identity.expand_as(mutual), upper=False, unitriangular=True
     )
     solve = solve * weight.transpose(-1, -2)
-    own, carried = solve @ values, solve @ keys_out
-    attend = torch.tril(queries_out @ keys_in.transpose(-1, -2))
-    total = grown[..., -1:, :]
-    keys_end = keys * (cum[..., -1:, :] - cum).exp()
-
-    out = torch.empty(len(chunks), q.shape[1], CHUNK, v.shape[-1], device=q.device)
-    for index, page in enumerate(pages):
-        if not plan[index]:
-            continue
-        state = torch.zeros_like(states[page]) if fresh[index] else states[page]
-        state = state.float()
-        for chunk, export in plan[index]:
-            delta = own[chunk] - carried[chunk] @ state.transpose(-1, -2)
-            out[chunk] = queries_out[chunk] @ state.transpose(-1, -2) + attend[chunk] @ delta
-            state = state * total[chunk] + delta.transpose(-1, -2) @ keys_end[chunk]
-            if export is not None:
-                states[export] = state.to(states.dtype)
-        states[page] = state.to(states.dtype)
+    prepared = Chunks(
+        own=solve @ values,
+        carried=solve @ keys_out,
+        queries=queries_out,
+        attend=torch.tril(queries_out @ keys_in.transpose(-1, -2)),
+        keys=keys * (cum[..., -1:, :] - cum).exp(),
+        total=grown[..., -1, :],
+        plan=plan,
+    )
+    out = walk(prepared, states, pages, fresh)
     result = torch.empty_like(v)
     result[token[real]] = out.transpose(1, 2)[real].to(v.dtype)
     return result
+
+
+#: The whole of it in plain torch.
+kda_prefill_chunked = functools.partial(prefill, walk_reference)

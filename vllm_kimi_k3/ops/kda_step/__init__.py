@@ -8,6 +8,7 @@ from vllm_kimi_k3.ops.kda_step.reference import kda_decode_step_reference, kda_v
 from vllm_kimi_k3.ops.operation import Operation, kernel, runs_triton
 
 _TRITON = "vllm_kimi_k3.ops.kda_step.triton"
+_VLLM = "vllm_kimi_k3.compat.kernels"
 
 
 def _accepts(qkv: torch.Tensor, gate: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -17,6 +18,13 @@ def _accepts(qkv: torch.Tensor, gate: torch.Tensor, *args: Any, **kwargs: Any) -
 
 
 kda_decode_step = Operation("kda_decode_step", kda_decode_step_reference)
+kda_decode_step.add(
+    "vllm",
+    kernel(_VLLM, "has_fused_kda_decode"),
+    kernel(_VLLM, "fused_kda_decode"),
+    kernel(_VLLM, "takes_fused_kda_decode"),
+    asked=True,
+)
 kda_decode_step.add("triton", runs_triton, kernel(_TRITON, "kda_decode_step"), _accepts)
 
 kda_verify_step = Operation("kda_verify_step", kda_verify_step_reference)

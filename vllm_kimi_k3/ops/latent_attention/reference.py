@@ -8,8 +8,9 @@ def latent_attention_reference(
     query: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
-    starts: list[int],
-    lengths: list[int],
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    longest: int,
     rank: int,
     scale: float,
 ) -> torch.Tensor:
@@ -19,18 +20,20 @@ def latent_attention_reference(
         query: [T, H, rank + rope]: the query in latent space, then its shared-key part.
         cache: [blocks, block_size, rank + rope]: rows of normalised latent and shared key.
         block_table: [N, max_blocks] int, block ids of each sequence.
-        starts: N + 1 offsets of the sequences in T.
-        lengths: N lengths of the sequences, the T tokens included; a sequence's tokens are its last ones.
+        starts: [N + 1] int, offsets of the sequences in T; tokens from the last one on are padding.
+        lengths: [N] int, lengths of the sequences, the T tokens included; a sequence's tokens are its last ones.
+        longest: at least as many tokens as any sequence has in T.
         rank: width of the latent; the values are that part of a row.
         scale: of the scores.
 
     Returns:
-        [T, H, rank] in the query's dtype.
+        [T, H, rank] in the query's dtype; zeros for padding.
     """
     block_size = cache.shape[1]
-    out = torch.empty_like(query[..., :rank])
-    for index, length in enumerate(lengths):
-        tokens = slice(starts[index], starts[index + 1])
+    out = torch.zeros_like(query[..., :rank])
+    bounds = starts.tolist()
+    for index, length in enumerate(lengths.tolist()):
+        tokens = slice(bounds[index], bounds[index + 1])
         count = tokens.stop - tokens.start
         if count == 0:
             continue
@@ -49,3 +52,20 @@ def latent_attention_reference(
         )
         out[tokens] = mixed.transpose(0, 1).to(out.dtype)
     return out
+
+
+def store_rows_reference(
+    latent: torch.Tensor, shared_key: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Write rows to the paged cache.
+
+    Args:
+        latent: [T, rank].
+        shared_key: [T, rope].
+        cache: [blocks, block_size, rank + rope], written in place.
+        slots: [T] int, block * block_size + row of every token; negative for padding, which is not written.
+    """
+    real = slots >= 0
+    place = slots[real].long()
+    rows = torch.cat([latent, shared_key], dim=-1)[real]
+    cache[place // cache.shape[1], place % cache.shape[1]] = rows.to(cache.dtype)
