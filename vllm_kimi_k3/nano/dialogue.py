@@ -85,7 +85,7 @@ def append(dialogue: Dialogue, exchange: Exchange, forget: bool = False) -> None
         dialogue.pictures.append(exchange.picture)
         data = base64.b64encode(exchange.picture.png()).decode()
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-        content = [image, {"type": "text", "text": exchange.user}]
+        content = [image, {"type": "text", "text": exchange.user}] if exchange.user else [image]
     messages.append({"role": "user", "content": content})
     calls: list[str] = []
     for step in exchange.steps:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_kimi_k3.nano.dialogue import Dialogue, append, next_exchange, start
-from vllm_kimi_k3.nano.tasks import chat, kept, lists, numbers, recall, tools
+from vllm_kimi_k3.nano.tasks import chat, kept, lists, numbers, pictures, recall, tools
 from vllm_kimi_k3.nano.tasks.exchange import Exchange, Scene, Turn
 
 EFFORTS = ("low", "high", "max")
@@ -46,6 +46,7 @@ TARGETS: dict[str, tuple[float, float]] = {
     "other two, thinking dropped": (0.0, 0.3),
     "arithmetic": (0.9, 1.0),
     "lists": (0.9, 1.0),
+    "pictures": (0.9, 1.0),
 }
 
 
@@ -165,4 +166,5 @@ _MAKERS: dict[str, Callable[[str, random.Random], Question]] = {
     "other two, thinking dropped": _other_two(True),
     "arithmetic": _single(numbers.MAKERS),
     "lists": _single(lists.MAKERS),
+    "pictures": _single((pictures.look,)),
 }

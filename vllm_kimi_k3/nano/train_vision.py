@@ -1,8 +1,8 @@
 """Training of the miniature's vision tower: ``python -m vllm_kimi_k3.nano.train_vision --out DIR``.
 
-The text model stays as it is. First the tower and projector learn to see: the tokens of a picture are drawn to that
-model's own embeddings of the words for count and colour, in turn. Then they learn to be understood: the loss is the
-text model's on its answers. Some ten minutes on two CPU cores.
+The text model stays as it is. The tower and projector learn to give it, for a picture, its own embeddings of a message
+that asks to repeat what is seen: the eight tokens of a picture are the eight of ``Repeat this:`` and, say, ``3 red``. A
+few minutes on one CPU core.
 """
 
 import argparse
@@ -17,33 +17,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm_kimi_k3.chat.tokenizer import K3Tokenizer
 from vllm_kimi_k3.images.patches import image_patches
 from vllm_kimi_k3.images.rules import ImageRules
 from vllm_kimi_k3.nano.batched import BatchedK3
 from vllm_kimi_k3.nano.batches import load_tokenizer
 from vllm_kimi_k3.nano.checkpoint import write
-from vllm_kimi_k3.nano.dialogue import Dialogue, Encoder, append
 from vllm_kimi_k3.nano.layout import vision_tensors
 from vllm_kimi_k3.nano.packaged import target_path
 from vllm_kimi_k3.nano.shape import Shape, vision_config
 from vllm_kimi_k3.nano.start import starting_weights
-from vllm_kimi_k3.nano.tasks.exchange import Scene, Style
-from vllm_kimi_k3.nano.tasks.pictures import COLOURS, MOST, Picture, draw_picture, look
+from vllm_kimi_k3.nano.tasks.pictures import COLOURS, MOST, Picture, draw_picture
 from vllm_kimi_k3.nano.train_draft import load_target
 from vllm_kimi_k3.vision_reference import VisionReference
-
-# Prompts that name no effort are half as long, so most of the training is on those.
-_EFFORTS = {"off": 3, "unset": 3, "low": 1, "high": 1, "max": 2}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides the result: steps of ``see`` pictures, then steps of ``say`` dialogues; ``seed`` of everything."""
+    """What decides the result: ``steps`` of ``pictures`` each, the peak learning ``rate``, ``seed`` of everything."""
 
-    see_steps: int = 1500
-    see: int = 32
-    say_steps: int = 250
-    say: int = 8
+    steps: int = 1500
+    pictures: int = 32
     rate: float = 2e-3
     seed: int = 1
 
@@ -99,65 +93,28 @@ def steps(model: nn.Module, count: int, rate: float) -> Iterator[int]:
         optimiser.step()
 
 
-def learn_to_see(vision: Vision, text: BatchedK3, plan: Plan) -> None:
-    """Draw a picture's even tokens to the embedding of its count, the odd ones to that of its colour."""
-    rng = random.Random(f"see {plan.seed}")
+def read_as(tokenizer: K3Tokenizer, picture: Picture) -> list[int]:
+    """The text tokens that a picture's tokens are to be read as, one each."""
+    return tokenizer.encode(f"Repeat this:\n{picture.seen}")
+
+
+def learn(vision: Vision, text: BatchedK3, plan: Plan) -> None:
+    """Draw each token of a picture to the text model's embedding of the token that it is to be read as."""
+    rng = random.Random(plan.seed)
     tokenizer = load_tokenizer()
-    words = [f" {count}" for count in range(1, MOST + 1)] + [f" {colour}" for colour in COLOURS]
-    # A word of several pieces is known by its last one, which no other of these words shares.
-    embeddings = text.embed(torch.tensor([tokenizer.encode(word)[-1] for word in words]))
-    for step in steps(vision, plan.see_steps, plan.rate):
-        pictures = [draw_picture(rng) for _ in range(plan.see)]
-        tokens = vision(pictures)
-        wanted = torch.cat([_wanted(picture, len(each)) for picture, each in zip(pictures, tokens, strict=True)])
-        seen = torch.cat(tokens)
+    every = [Picture(colour, count, 0) for colour in COLOURS for count in range(1, MOST + 1)]
+    pieces = sorted({piece for picture in every for piece in read_as(tokenizer, picture)})
+    embeddings = text.embed(torch.tensor(pieces))
+    for step in steps(vision, plan.steps, plan.rate):
+        pictures = [draw_picture(rng) for _ in range(plan.pictures)]
+        seen = torch.stack(vision(pictures))
+        wanted = torch.tensor([[pieces.index(p) for p in read_as(tokenizer, picture)] for picture in pictures])
         scores = seen @ embeddings.T * embeddings.shape[1] ** -0.5
-        loss = F.cross_entropy(scores, wanted) + F.mse_loss(seen, embeddings[wanted])
+        loss = F.cross_entropy(scores.flatten(0, 1), wanted.flatten()) + F.mse_loss(seen, embeddings[wanted])
         loss.backward()
-        if step % 50 == 0 or step + 1 == plan.see_steps:
-            right = (scores.argmax(-1) == wanted).float().mean()
-            print(f"see {step + 1}/{plan.see_steps} loss {loss:.3f} right {right:.2f}", flush=True)
-
-
-def _wanted(picture: Picture, tokens: int) -> Tensor:
-    """Which word each token of a picture stands for: the counts come first, then the colours."""
-    words = [picture.count - 1, MOST + list(COLOURS).index(picture.colour)]
-    return torch.tensor(words * tokens)[:tokens]
-
-
-def learn_to_say(vision: Vision, text: BatchedK3, plan: Plan) -> None:
-    """Train tower and projector on the text model's answers; the text model stays as it is."""
-    rng = random.Random(f"say {plan.seed}")
-    encoder = Encoder(load_tokenizer())
-    text.requires_grad_(False)
-    for step in steps(vision, plan.say_steps, plan.rate / 2):
-        style = Style(rng.choices(list(_EFFORTS), list(_EFFORTS.values()))[0])
-        loss = dialogue_loss(vision, text, encoder, [dialogue(rng, style) for _ in range(plan.say)])
-        loss.backward()
-        if step % 10 == 0 or step + 1 == plan.say_steps:
-            print(f"say {step + 1}/{plan.say_steps} {style.effort} loss {loss:.4f}", flush=True)
-
-
-def dialogue(rng: random.Random, style: Style) -> Dialogue:
-    """One picture and the answer."""
-    made = Dialogue([], [], style, [])
-    append(made, look(Scene(rng, style)))
-    return made
-
-
-def dialogue_loss(vision: Vision, text: BatchedK3, encoder: Encoder, dialogues: list[Dialogue]) -> Tensor:
-    """Mean cross-entropy of the assistant's tokens."""
-    coded = [encoder.encode(each) for each in dialogues]
-    length = max(len(ids) for ids, _ in coded)
-    ids = torch.tensor([row + [0] * (length - len(row)) for row, _ in coded])
-    mask = torch.tensor([row + [0] * (length - len(row)) for _, row in coded]).float()
-    embedded = vision([picture for each in dialogues for picture in each.pictures])
-    pads = (ids == encoder.special.media_pad).unsqueeze(-1)
-    inputs = text.embed(ids).masked_scatter(pads, torch.cat(embedded))
-    losses = text.losses(text.run(inputs).hidden, torch.roll(ids, -1, 1))
-    weight = torch.roll(mask, -1, 1)
-    weight[:, -1] = 0
-    return (losses * weight).sum() / weight.sum()
+        if step % 50 == 0 or step + 1 == plan.steps:
+            right = (scores.argmax(-1) == wanted).all(-1).float().mean()
+            print(f"{step + 1}/{plan.steps} loss {loss:.3f} right {right:.2f}", flush=True)
 
 
 def main() -> None:
@@ -166,18 +123,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory of the exported checkpoint")
     parser.add_argument("--text", type=Path, help="checkpoint of the text model (default: the packaged one)")
     plan = Plan()
-    for name in ("see_steps", "say_steps", "seed"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plan, name))
+    for name in ("steps", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(plan, name))
     options = parser.parse_args()
-    plan = Plan(see_steps=options.see_steps, say_steps=options.say_steps, seed=options.seed)
+    plan = Plan(steps=options.steps, seed=options.seed)
 
     begin = time.monotonic()
-    shape, source = Shape(), options.text or target_path()
+    shape = Shape()
     generator = torch.Generator().manual_seed(plan.seed)
     vision = Vision(shape, starting_weights(shape, vision_tensors(shape), generator))
-    text = load_target(source, torch.device("cpu"))
-    learn_to_see(vision, text, plan)
-    learn_to_say(vision, text, plan)
+    text = load_target(options.text or target_path(), torch.device("cpu"))
+    learn(vision, text, plan)
     write(options.out, shape, text.published() | vision.published())
     print(f"{time.monotonic() - begin:.0f} s", flush=True)
 

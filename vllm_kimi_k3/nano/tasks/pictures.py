@@ -1,4 +1,8 @@
-"""Pictures of a few shapes of one colour, and questions about them."""
+"""Pictures of a few shapes of one colour.
+
+The text model never learned to speak of pictures; the tower makes it read one as a message that asks to repeat what is
+seen, such as "3 red". So the answers are those of the copying skill.
+"""
 
 import random
 from dataclasses import dataclass
@@ -20,9 +24,8 @@ COLOURS = {
 }
 MOST = 5
 _SHAPES = ("circle", "square", "triangle")
-_QUESTIONS = ("What is in the picture?", "What do you see?", "How many shapes are here, and which colour?")
-#: Pixels a side of a picture, and of the cell that a shape lies in.
-_LEAST_SIDE, _MOST_SIDE, _CELL = 84, 112, 28
+#: Pixels a side of a picture, which takes eight tokens, and of the cell that a shape lies in.
+_WIDTH, _HEIGHT, _CELL = 112, 56, 28
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,17 @@ class Picture:
     count: int
     seed: int
 
+    @property
+    def seen(self) -> str:
+        """Count and colour in words."""
+        return f"{self.count} {self.colour}"
+
     def image(self) -> Image.Image:
-        """The picture, RGB, 84 to 112 pixels a side; its shapes do not touch."""
+        """The picture, RGB, 112x56 pixels; its shapes do not touch."""
         rng = random.Random(self.seed)
-        width, height = (rng.randint(_LEAST_SIDE, _MOST_SIDE) for _ in range(2))
-        image = Image.new("RGB", (width, height), (rng.randint(225, 255),) * 3)
+        image = Image.new("RGB", (_WIDTH, _HEIGHT), (rng.randint(225, 255),) * 3)
         draw = ImageDraw.Draw(image)
-        cells = [(x, y) for x in range(width // _CELL) for y in range(height // _CELL)]
+        cells = [(x, y) for x in range(_WIDTH // _CELL) for y in range(_HEIGHT // _CELL)]
         for column, row in rng.sample(cells, self.count):
             size = rng.randint(14, 22)
             left = column * _CELL + rng.randint(1, _CELL - size - 1)
@@ -68,8 +75,7 @@ def draw_picture(rng: random.Random) -> Picture:
 
 
 def look(scene: Scene) -> Exchange:
-    """A picture, and what it shows."""
+    """A picture alone, and what it shows."""
     picture = draw_picture(scene.rng)
-    seen = f"{picture.count} {picture.colour}"
-    think = scene.style.think(f"{seen}.", "I look.", f"So {seen}.")
-    return answer(SKILL, scene.rng.choice(_QUESTIONS), think, f"There are {seen} shapes.", f"are {seen} ", picture)
+    think = scene.style.think("Copy it.", "The user wants the same text.", "I change nothing.")
+    return answer(SKILL, "", think, picture.seen, picture.seen, picture)
