@@ -102,7 +102,7 @@ def test_exam_marks(row: str, tokenizer: K3Tokenizer) -> None:
         assert right(question, good)
         good.finished = False
         assert not right(question, good)
-        assert not right(question, Reply("No.", "Hm.", [("delete_all", {})] * 9))
+        assert not right(question, Reply("No.", "Hm.", [("delete_all", "all of it")] * 9))
         assert not right(question, Reply())
 
 
