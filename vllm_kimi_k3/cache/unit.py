@@ -1,5 +1,8 @@
 """The hash unit: how many tokens apart the boundaries are at which a prefix can be found."""
 
+#: Units that the settings may choose, in tokens.
+HASH_UNITS = (64, 128)
+
 #: vLLM finds partly matched pages only where a state's block is larger than a hash block, so a unit is two of these.
 _HASH_BLOCKS = 2
 

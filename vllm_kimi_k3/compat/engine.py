@@ -124,11 +124,11 @@ def set_hash_unit(vllm_config: "VllmConfig") -> None:
     Raises:
         ValueError: the settings' unit is neither 64 nor 128.
     """
-    from vllm_kimi_k3.cache.unit import hash_block
+    from vllm_kimi_k3.cache.unit import HASH_UNITS, hash_block
     from vllm_kimi_k3.settings import settings
 
     unit, cache = settings().hash_unit, vllm_config.cache_config
-    if unit not in (64, 128):
+    if unit not in HASH_UNITS:
         raise ValueError(f"VLLM_KIMI_K3_HASH_UNIT={unit}: the hash unit of the prefix cache is 128 or 64 tokens")
     if not cache.enable_prefix_caching:
         return

@@ -24,6 +24,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MLAAttentionSpec
 
 from vllm_kimi_k3.cache.spec import row_spec
+from vllm_kimi_k3.cache.unit import HASH_UNITS
 from vllm_kimi_k3.compat.graphs import decode_graphs, leaves_graph
 from vllm_kimi_k3.ops.latent_attention import latent_attention, store_rows
 
@@ -91,8 +92,8 @@ class LatentBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
-        # Elsewhere vLLM sizes pages by this alone, and a page holds whole hash blocks, of 64 tokens or 32.
-        return [MultipleOf(1 if current_platform.is_cpu() else 64)]
+        # Pages must hold whole hash units. vLLM's CPU pages do; elsewhere it makes pages multiples of this.
+        return [MultipleOf(1 if current_platform.is_cpu() else max(HASH_UNITS))]
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> MLAAttentionSpec:
