@@ -63,13 +63,13 @@ class Engine:
 
     @contextmanager
     def chunked(self, tokens: int) -> Iterator[None]:
-        """Within it, no step takes more than so many tokens of a prompt."""
-        config = self.scheduler.scheduler_config
-        before, config.long_prefill_token_threshold = config.long_prefill_token_threshold, tokens
+        """Within it, no step takes more than so many tokens in all; 0 is no limit."""
+        before = self.scheduler.max_num_scheduled_tokens
+        self.scheduler.max_num_scheduled_tokens = tokens or before
         try:
             yield
         finally:
-            config.long_prefill_token_threshold = before
+            self.scheduler.max_num_scheduled_tokens = before
 
     def parameters(self, new: int, score: bool) -> Any:
         from vllm import SamplingParams
