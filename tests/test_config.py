@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_kimi_k3.config import ConfigError, KimiK3Config, check_config, check_parallel
+from vllm_kimi_k3.config import ConfigError, KimiK3Config, check_config, check_parallel, check_speculation
 from vllm_kimi_k3.nano.shape import Shape, k3_config
 
 
@@ -83,6 +83,12 @@ def test_a_tensor_parallel_size_that_does_not_divide_lists_those_that_do(fields:
     check_parallel(text, 2)
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3 does not divide .* sizes that fit: \[1, 2"):
         check_parallel(text, 3)
+
+
+def test_a_draft_is_refused_with_what_to_do() -> None:
+    check_speculation(None)
+    with pytest.raises(ConfigError, match=r"'dspark'.*VLLM_KIMI_K3_MODEL=vllm"):
+        check_speculation("dspark")
 
 
 def test_latent_projections_are_not_quantised(fields: dict[str, Any]) -> None:

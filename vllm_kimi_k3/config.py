@@ -173,3 +173,19 @@ def check_parallel(text: PretrainedConfig, tp_size: int) -> None:
             raise ConfigError(
                 f"--tensor-parallel-size {tp_size} does not divide {field} ({value}); sizes that fit: {fitting}"
             )
+
+
+def check_speculation(method: str | None) -> None:
+    """Check that no draft is asked for: the plugin's model does not hand its hidden states to one yet.
+
+    Args:
+        method: of ``--speculative-config``; None without it.
+
+    Raises:
+        ConfigError: names the method and what to do.
+    """
+    if method is not None:
+        raise ConfigError(
+            f"--speculative-config with method {method!r}: the plugin's K3 does not run drafts yet; leave the option "
+            "out, or serve vLLM's own model class with VLLM_KIMI_K3_MODEL=vllm"
+        )

@@ -52,12 +52,14 @@ def register_config_hooks(architectures: Iterable[str]) -> None:
 
         @classmethod
         def verify_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-            from vllm_kimi_k3.config import check_parallel
+            from vllm_kimi_k3.config import check_parallel, check_speculation
             from vllm_kimi_k3.preflight.engine import preflight
             from vllm_kimi_k3.settings import settings
 
             parallel = vllm_config.parallel_config
             check_parallel(vllm_config.model_config.hf_text_config, parallel.tensor_parallel_size)
+            if settings().own_model:
+                check_speculation(getattr(vllm_config.speculative_config, "method", None))
             if settings().preflight:
                 preflight(vllm_config)
             # Our grammars cover the thinking; vLLM would let them begin only after it, and never if it is not closed.
