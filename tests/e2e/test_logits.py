@@ -8,6 +8,8 @@ from vllm_kimi_k3.reference import KimiK3
 
 #: fp32 against fp32, both with their own order of summation
 TOLERANCE = 1e-4
+#: Steps that end inside a KDA chunk add in another order yet, in every layer; logprobs here reach -12.
+STEPPED = 5e-4
 
 
 def reference_logprobs(oracle: KimiK3, ids: list[int]) -> list[float]:
@@ -45,7 +47,7 @@ def test_chunked_prefill_equals_whole_prefill(engine: Engine, chunk: int) -> Non
     with engine.chunked(chunk):
         chunked = engine.run([ids], new=8, score=True)[0]
     assert chunked.ids == whole.ids
-    assert difference(chunked.prompt_logprobs + chunked.logprobs, whole.prompt_logprobs + whole.logprobs) < TOLERANCE
+    assert difference(chunked.prompt_logprobs + chunked.logprobs, whole.prompt_logprobs + whole.logprobs) < STEPPED
 
 
 def test_a_batch_of_mixed_prefill_and_decode_equals_its_requests_alone(engine: Engine) -> None:
