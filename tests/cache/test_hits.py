@@ -9,6 +9,7 @@ import pytest
 from tests.cache.conftest import UNIT
 from tests.cache.test_policy import MARKS, SYSTEM, USER, message
 from vllm_kimi_k3.cache.policy import floor_to
+from vllm_kimi_k3.cache.schedule import state_managers
 
 Simulate = Callable[..., Any]
 
@@ -141,6 +142,20 @@ def test_rows_computed_again_beside_an_old_state_are_no_source(simulate: Simulat
     together = [simulation.add(tokens, 3) for _ in range(3)]
     simulation.finish()
     assert [simulation.cached[request.request_id] for request in together] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("blocks", range(14, 60, 5))
+def test_room_is_not_made_at_the_cost_of_the_state_to_start_from(simulate: Simulate, blocks: int) -> None:
+    """Between being found and being pinned, a state that may go first must not go for the states of its own step."""
+    simulation = simulate(blocks=blocks)
+    (manager, *_) = state_managers(simulation.scheduler)
+    tokens = text(2600, 15)
+    simulation.serve(tokens)
+    for fork in (700, 1300, 2000, 2500):
+        request = simulation.add(tokens[:fork] + text(300, fork), 2)
+        simulation.step()
+        assert manager.restored_tokens(request.request_id) == simulation.cached[request.request_id]
+        simulation.finish()
 
 
 def test_an_aborted_request_leaves_only_what_was_processed(simulate: Simulate) -> None:

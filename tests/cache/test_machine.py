@@ -88,6 +88,16 @@ class Traffic(RuleBasedStateMachine):
                 assert len(held) == 1
                 assert held == {self.prefix_of(state)}
 
+    @invariant()
+    def a_request_knows_where_it_started(self) -> None:
+        """Making room for a step's states must not take the one that the step starts from."""
+        if not hasattr(self, "pool"):
+            return
+        for manager in self.managers:
+            for name, trail in manager.trails.items():
+                if trail.request.num_preemptions == 0:
+                    assert trail.start == self.simulation.cached[name]
+
     def prefix_of(self, state: Any) -> int:
         for request in reversed(self.requests):
             index = state.boundary // self.pool.hash_block_size - 1

@@ -161,11 +161,12 @@ class StateBook:
                 self.pool.free_block_queue.remove(block)
                 self.pool.free_block_queue.prepend_n([block])
 
-    def make_room(self, blocks: int) -> int:
+    def make_room(self, blocks: int, restored: BlockHash | None = None) -> int:
         """Give up exposed states before the pool takes something better, and keep to the budget.
 
         Args:
             blocks: that are about to be taken from the pool.
+            restored: prefix of the state that the step starts from, which nothing pins yet.
 
         Returns:
             how many blocks of new states the budget then still allows.
@@ -174,9 +175,9 @@ class StateBook:
             if self.find(prefix) is not None:
                 break
         while self._victims and self._is_short(blocks):
-            self._drop_victim()
-        while self.blocks + blocks > self.budget and (self._victims or self._expose_oldest()):
-            self._drop_victim()
+            self._drop_victim(restored)
+        while self.blocks + blocks > self.budget and (self._victims or self._expose_oldest(restored)):
+            self._drop_victim(restored)
         return self.budget - self.blocks
 
     def void(self, prefix: BlockHash, reason: str) -> None:
@@ -212,15 +213,15 @@ class StateBook:
             block = block.next_free_block
         return False
 
-    def _drop_victim(self) -> None:
+    def _drop_victim(self, restored: BlockHash | None) -> None:
         _, _, state = heapq.heappop(self._victims)
         # Used again after it was exposed, or in use now: it stays, as any other state does.
-        if self.states.get(state.hash) is state and state.uses < 2 and _idle(state):
+        if self.states.get(state.hash) is state and state.uses < 2 and state.hash != restored and _idle(state):
             self.drop(state, "displaced")
 
-    def _expose_oldest(self) -> bool:
+    def _expose_oldest(self, restored: BlockHash | None) -> bool:
         for state in self.states.values():
-            if _idle(state):
+            if state.hash != restored and _idle(state):
                 state.uses = min(state.uses, 1)
                 self.expose(state)
                 return True

@@ -55,7 +55,8 @@ def step_tokens(
         )
     plan = book.plans[request.request_id]
     passed = sorted((kind, boundary) for boundary, kind in plan.items() if start < boundary <= stop)
-    allowed = book.make_room(len(passed) * len(managers))
+    restored = request.block_hashes[local // leader.block_pool.hash_block_size - 1] if local else None
+    allowed = book.make_room(len(passed) * len(managers), restored)
     spare = _spare_blocks(scheduler, managers, request, start, stop)
     for _, boundary in passed[: max(len(passed) - spare // len(managers), 0)]:
         del plan[boundary]

@@ -58,8 +58,7 @@ def register_config_hooks(architectures: Iterable[str]) -> None:
 
             parallel = vllm_config.parallel_config
             check_parallel(vllm_config.model_config.hf_text_config, parallel.tensor_parallel_size)
-            if settings().own_model:
-                check_speculation(getattr(vllm_config.speculative_config, "method", None))
+            check_speculation(getattr(vllm_config.speculative_config, "method", None))
             if settings().preflight:
                 preflight(vllm_config)
             # Our grammars cover the thinking; vLLM would let them begin only after it, and never if it is not closed.
