@@ -1,5 +1,7 @@
 """Every kernel against fp64 at K3's sizes, in bf16 and fp32."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -204,19 +206,24 @@ def test_the_compiled_kda_decode_step(heads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("new", [[1, 1, 100, 0], [1, 1, 1, 0]], ids=str)
 @pytest.mark.parametrize(("heads", "rank", "rope"), [(12, 512, 64), (4, 64, 16), (1, 512, 64)])
-def test_latent_attention(heads: int, rank: int, rope: int, dtype: torch.dtype) -> None:
+def test_latent_attention(heads: int, rank: int, rope: int, new: list[int], dtype: torch.dtype) -> None:
     from vllm_kimi_k3.ops.latent_attention.reference import latent_attention_reference
     from vllm_kimi_k3.ops.latent_attention.triton import latent_attention
 
-    new, lengths, page = [1, 1, 100, 0], [3000, 1, 350, 0], 64
+    lengths, page = [3000, 1, 350, 0], 64
     table = torch.randperm(4 * 47, device="cuda").view(4, 47).int()
     cache = oracle.normal(4 * 47, page, rank + rope, dtype=dtype)
     query = oracle.normal(sum(new), heads, rank + rope, dtype=dtype)
-    starts = torch.tensor([0, 1, 2, 102, 102], device="cuda", dtype=torch.int32)
-    where = (table, starts, torch.tensor(lengths, device="cuda", dtype=torch.int32), 100, rank, (rank + rope) ** -0.5)
-    expected = latent_attention_reference(query.double(), cache.double(), *where)
-    wrong = error(latent_attention(query, cache, *where), expected.double())
+    starts = torch.tensor([0, *itertools.accumulate(new)], device="cuda", dtype=torch.int32)
+    lengths = torch.tensor(lengths, device="cuda", dtype=torch.int32)
+    where = (table, starts, lengths, max(new), rank, (rank + rope) ** -0.5)
+    out = torch.full((sum(new), heads, rank), float("nan"), device="cuda", dtype=dtype)
+    expected = torch.empty_like(out, dtype=torch.float64)
+    latent_attention_reference(query.double(), cache.double(), *where, expected)
+    latent_attention(query, cache, *where, out)
+    wrong = error(out, expected)
     print("error", wrong)
     # The shares are rounded before they weigh the rows.
     assert wrong < 2 * TOLERANCE[dtype]

@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from vllm_kimi_k3 import reference
-from vllm_kimi_k3.ops.attn_res import attn_res
+from vllm_kimi_k3.ops.attn_res import attn_res_norm
 from vllm_kimi_k3.ops.experts import experts
 from vllm_kimi_k3.ops.gated_norm import gated_norm
 from vllm_kimi_k3.ops.latent_attention import latent_attention
 from vllm_kimi_k3.ops.mxfp4 import dequantise
 from vllm_kimi_k3.ops.operation import Operation
 from vllm_kimi_k3.ops.router import router
-from vllm_kimi_k3.ops.short_conv import short_conv_decode, short_conv_prefill
+from vllm_kimi_k3.ops.short_conv import short_conv_prefill
+from vllm_kimi_k3.ops.short_conv.reference import short_conv_decode_reference
 from vllm_kimi_k3.ops.situ import situ
 from vllm_kimi_k3.settings import Settings
 
@@ -26,10 +27,15 @@ def seed() -> None:
 @pytest.mark.parametrize("snapshots", [0, 1, 3, 8])
 @pytest.mark.parametrize("tokens", [0, 1, 17])
 def test_attn_res(snapshots: int, tokens: int) -> None:
-    prefix, blocks = torch.randn(tokens, 48), torch.randn(tokens, snapshots, 48)
-    norm, proj = torch.randn(48), torch.randn(1, 48)
-    expected = reference.attn_res(prefix, list(blocks.unbind(1)), norm, proj, EPS)
-    torch.testing.assert_close(attn_res(prefix, blocks, norm, proj, EPS), expected)
+    stream, delta = torch.randn(2, tokens, 48)
+    blocks = torch.randn(tokens, 9, 48)
+    norm, proj, out = torch.randn(3, 48)
+    expected = reference.attn_res(stream + delta, list(blocks[:, :snapshots].unbind(1)), norm, proj[None], EPS)
+    mixed = attn_res_norm(stream.clone(), delta, blocks, snapshots, None, norm, proj[None], EPS, None, EPS)
+    torch.testing.assert_close(mixed, expected)
+    normed = attn_res_norm(stream, delta, blocks, snapshots, snapshots, norm, proj[None], EPS, out, 1e-6)
+    torch.testing.assert_close(normed, reference.rms_norm(expected, out, 1e-6))
+    torch.testing.assert_close(blocks[:, snapshots], stream)
 
 
 @pytest.mark.parametrize("linear_beta", [25.0, None])
@@ -107,7 +113,7 @@ def test_short_conv_decode_is_a_prefill_of_one_token() -> None:
     x, weight, windows = torch.randn(3, 6), torch.randn(6, 4), torch.randn(5, 3, 6)
     expected_windows = windows.clone()
     expected = short_conv_prefill(x, weight, expected_windows, [0, 1, 2, 3], [4, 0, 2], [False] * 3, [])
-    torch.testing.assert_close(short_conv_decode(x, weight, windows, torch.tensor([4, 0, 2])), expected)
+    torch.testing.assert_close(short_conv_decode_reference(x, weight, windows, torch.tensor([4, 0, 2])), expected)
     torch.testing.assert_close(windows, expected_windows)
 
 
@@ -124,7 +130,8 @@ def test_latent_attention_over_scattered_blocks(block_size: int) -> None:
     query = torch.randn(sum(new), heads, rank + rope)
     starts = [sum(new[:i]) for i in range(5)]
     where = (torch.tensor(starts), torch.tensor(lengths), max(new))
-    out = latent_attention(query, cache, table, *where, rank, scale)
+    out = torch.full((sum(new), heads, rank), float("nan"))
+    latent_attention(query, cache, table, *where, rank, scale, out)
     for i, length in enumerate(lengths):
         rows = cache[table[i, : blocks[i]].long()].flatten(0, 1)[:length]
         for j in range(new[i]):

@@ -5,6 +5,7 @@ import torch
 
 from tests.ops.kernels import CLOSE, DEVICE
 from vllm_kimi_k3.ops.kda.reference import log_decay
+from vllm_kimi_k3.ops.kda_step import batched
 from vllm_kimi_k3.ops.kda_step.reference import kda_decode_step_reference, kda_verify_step_reference
 from vllm_kimi_k3.ops.kda_step.triton import kda_decode_step, kda_verify_step
 
@@ -49,6 +50,17 @@ def test_decode(heads: int, dim: int, pages: list[int]) -> None:
     given = inputs(len(pages), heads, dim, rows=3)
     where = {"pages": torch.tensor(pages, dtype=torch.int64, device=DEVICE)}
     compare(kda_decode_step, kda_decode_step_reference, given, **where)
+
+
+@pytest.mark.parametrize("pages", [[5], [23, 2, 0], []], ids=str)
+def test_decode_of_all_sequences_at_once(pages: list[int]) -> None:
+    given = inputs(len(pages), 3, 16, rows=4)
+    where = {"pages": torch.tensor(pages, dtype=torch.int64, device=DEVICE)}
+    compare(batched.kda_decode_step, kda_decode_step_reference, given, **where)
+    out = torch.full_like(given["gate"], float("nan"))
+    again = batched.kda_decode_step(**given, **where, lower_bound=BOUND, eps=EPS, out=out)
+    assert again is out
+    assert torch.isfinite(out).all()
 
 
 def test_decode_with_the_window_stored_channel_first() -> None:

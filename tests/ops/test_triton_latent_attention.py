@@ -9,7 +9,9 @@ from vllm_kimi_k3.ops.latent_attention.triton import latent_attention, store_row
 
 
 @pytest.mark.parametrize(("heads", "rank", "rope", "page"), [(1, 64, 16, 16), (3, 40, 12, 7), (12, 128, 64, 33)])
-@pytest.mark.parametrize(("new", "old"), [([1], [0]), ([1, 1, 0], [70, 3, 0]), ([37, 1, 9], [0, 64, 130])], ids=str)
+@pytest.mark.parametrize(
+    ("new", "old"), [([1], [0]), ([1, 1, 0], [70, 3, 0]), ([37, 1, 9], [0, 64, 130]), ([1, 1], [900, 255])], ids=str
+)
 def test_attention(heads: int, rank: int, rope: int, page: int, new: list[int], old: list[int]) -> None:
     torch.manual_seed(0)
     lengths = [a + b for a, b in zip(new, old, strict=True)]
@@ -20,8 +22,10 @@ def test_attention(heads: int, rank: int, rope: int, page: int, new: list[int], 
     query = torch.randn(sum(new) + 1, heads, rank + rope + 4, device=DEVICE)[..., : rank + rope]
     starts = torch.tensor([sum(new[:i]) for i in range(len(new) + 1)], dtype=torch.int32, device=DEVICE)
     where = (blocks, starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), max(new), rank, 0.3)
-    expected = latent_attention_reference(query, cache, *where)
-    torch.testing.assert_close(latent_attention(query, cache, *where), expected, **CLOSE)
+    expected, out = torch.full((2, *query.shape[:2], rank), float("nan"), device=DEVICE)
+    latent_attention_reference(query, cache, *where, expected)
+    latent_attention(query, cache, *where, out)
+    torch.testing.assert_close(out, expected, **CLOSE)
 
 
 def test_rows_are_stored_where_the_slots_say() -> None:

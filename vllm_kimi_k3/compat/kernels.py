@@ -45,6 +45,7 @@ def takes_fused_kda_decode(
     pages: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
+    out: torch.Tensor | None = None,
 ) -> bool:
     """Whether :func:`fused_kda_decode` takes these arguments."""
     heads, dim = gate.shape[-2:]
@@ -74,6 +75,7 @@ def fused_kda_decode(
     pages: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As :func:`~vllm_kimi_k3.ops.kda_step.reference.kda_decode_step_reference`.
 
@@ -83,7 +85,7 @@ def fused_kda_decode(
 
     if conv_weight not in _width_major:
         _width_major[conv_weight] = conv_weight.view(3, -1, 4).transpose(1, 2).contiguous()
-    out = torch.empty(1, *gate.shape, dtype=qkv.dtype, device=qkv.device)
+    out = torch.empty(gate.shape, dtype=qkv.dtype, device=qkv.device) if out is None else out
     _custom_ops.fused_kda_decode(
         x=qkv,
         weight=_width_major[conv_weight],
@@ -95,13 +97,13 @@ def fused_kda_decode(
         dt_bias=dt_bias,
         state_indices=pages.clamp(min=0),
         state=states,
-        out=out,
+        out=out.unsqueeze(0),
         lower_bound=lower_bound,
         output_gate=out_gate,
         norm_weight=norm_weight,
         norm_eps=eps,
     )
-    return out[0]
+    return out
 
 
 @functools.cache

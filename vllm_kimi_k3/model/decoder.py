@@ -16,7 +16,7 @@ from vllm_kimi_k3.model.kda import KimiDeltaAttention
 from vllm_kimi_k3.model.mla import GatedMla
 from vllm_kimi_k3.model.mlp import SituMlp
 from vllm_kimi_k3.model.moe import LatentMoe
-from vllm_kimi_k3.ops.attn_res import attn_res
+from vllm_kimi_k3.ops.attn_res import attn_res_norm
 
 
 class ResidualMix(nn.Module):
@@ -28,9 +28,28 @@ class ResidualMix(nn.Module):
         self.norm_weight = nn.Parameter(torch.empty(hidden, dtype=dtype), requires_grad=False)
         self.proj_weight = nn.Parameter(torch.empty(1, hidden, dtype=dtype), requires_grad=False)
 
-    def forward(self, prefix: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """Stream [T, H] and snapshots [T, n, H] to the mixed input [T, H]."""
-        return attn_res(prefix, blocks, self.norm_weight, self.proj_weight, self.eps)
+    def forward(
+        self,
+        stream: torch.Tensor,
+        delta: torch.Tensor | None,
+        blocks: torch.Tensor,
+        seen: int,
+        snapshot: int | None = None,
+        norm: RMSNorm | None = None,
+    ) -> torch.Tensor:
+        """The site's result, [T, H], normalised where a norm follows.
+
+        Args:
+            stream: [T, H]; gets ``delta`` added in place.
+            delta: [T, H], the last sublayer's output, if it is not in the stream yet.
+            blocks: [T, all blocks, H], of which ``seen`` are there.
+            seen: see above.
+            snapshot: the block that keeps this stream, if one starts here.
+            norm: the RMS norm that follows.
+        """
+        weight, eps = (None, self.eps) if norm is None else (norm.weight, norm.variance_epsilon)
+        mixer = (self.norm_weight, self.proj_weight, self.eps)
+        return attn_res_norm(stream, delta, blocks, seen, snapshot, *mixer, weight, eps)
 
 
 class DecoderLayer(nn.Module):
@@ -72,23 +91,24 @@ class DecoderLayer(nn.Module):
         self.self_attention_res = ResidualMix(hidden, eps, dtype)
         self.mlp_res = ResidualMix(hidden, eps, dtype)
 
-    def forward(self, prefix: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """The stream after this layer.
+    def forward(
+        self, stream: torch.Tensor, delta: torch.Tensor | None, blocks: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream and what the next reader adds to it, both [T, H].
 
         Args:
-            prefix: [T, H], the stream.
+            stream: [T, H], which this layer may change.
+            delta: [T, H], pending for the stream, or None.
             blocks: [T, all blocks, H]; this layer writes its snapshot there if it starts a block.
         """
-        mixed = self.self_attention_res(prefix, blocks[:, : self.seen])
-        attended = self.self_attn(self.input_layernorm(mixed))
+        snapshot = self.block if self.starts_block else None
+        mixed = self.self_attention_res(stream, delta, blocks, self.seen, snapshot, self.input_layernorm)
+        attended = self.self_attn(mixed)
         if self.starts_block:
-            blocks[:, self.block] = prefix
-            prefix = attended
-        else:
-            prefix = prefix + attended
-        mixed = self.mlp_res(prefix, blocks[:, : self.block + 1])
+            stream, attended = attended, None
+        mixed = self.mlp_res(stream, attended, blocks, self.block + 1, norm=self.post_attention_layernorm)
         feed_forward = self.mlp if self.dense else self.block_sparse_moe
-        return prefix + feed_forward(self.post_attention_layernorm(mixed))
+        return stream, feed_forward(mixed)
 
 
 class KimiDecoder(nn.Module):
@@ -145,14 +165,15 @@ class KimiDecoder(nn.Module):
     ) -> torch.Tensor | IntermediateTensors:
         """The mixed output before the final norm, [T, H], or what the next stage receives."""
         if received is None:
-            prefix = self.embed_tokens(input_ids) if embeds is None else embeds
+            stream = self.embed_tokens(input_ids) if embeds is None else embeds
         else:
-            prefix = received["hidden_states"]
-        blocks = prefix.new_empty(prefix.shape[0], self.snapshots(self.end), prefix.shape[1])
+            stream = received["hidden_states"]
+        blocks = stream.new_empty(stream.shape[0], self.snapshots(self.end), stream.shape[1])
         if received is not None:
             blocks[:, : self.snapshots(self.start)] = received["residual"]
+        delta = None
         for layer in self.layers[self.start : self.end]:
-            prefix = layer(prefix, blocks)
+            stream, delta = layer(stream, delta, blocks)
         if not get_pp_group().is_last_rank:
-            return IntermediateTensors({"hidden_states": prefix, "residual": blocks})
-        return self.output_attn_res(prefix, blocks)
+            return IntermediateTensors({"hidden_states": stream + delta, "residual": blocks})
+        return self.output_attn_res(stream, delta, blocks, blocks.shape[1])

@@ -20,9 +20,9 @@ from vllm_kimi_k3.compat.graphs import leaves_graph
 from vllm_kimi_k3.model.kda_state import KdaBackend, KdaMetadata, Prefills, state_dtypes, state_shapes
 from vllm_kimi_k3.model.projection import FusedProjection, Segment
 from vllm_kimi_k3.ops.gated_norm import gated_norm
-from vllm_kimi_k3.ops.kda import kda_decode, kda_prefill
+from vllm_kimi_k3.ops.kda import kda_prefill
 from vllm_kimi_k3.ops.kda_step import kda_decode_step
-from vllm_kimi_k3.ops.short_conv import short_conv_decode, short_conv_prefill
+from vllm_kimi_k3.ops.short_conv import short_conv_prefill
 
 #: Raw projections [T, 3 * H * D], the decay's gate [T, H, D], beta [T, H], the output gate [T, H, D].
 _Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -96,7 +96,7 @@ class KimiDeltaAttention(nn.Module, MambaBase):
         qkv, gate, decay_low, beta = product.split([3 * self.inner, self.inner, self.dim, self.heads], dim=-1)
         decay = self.f_b_proj(decay_low.contiguous())[0]
         heads = (self.heads, self.dim)
-        out = torch.zeros(x.shape[0], *heads, dtype=x.dtype, device=x.device)
+        out = torch.empty(x.shape[0], *heads, dtype=x.dtype, device=x.device)
         self._attend(qkv, decay.unflatten(-1, heads), beta, gate.unflatten(-1, heads), out)
         return self.o_proj(out.flatten(1))[0]
 
@@ -104,7 +104,7 @@ class KimiDeltaAttention(nn.Module, MambaBase):
     def _attend(
         self, qkv: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, gate: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """The gated norm of the recurrence's output, into ``out``; padding is left as it is."""
+        """The gated norm of the recurrence's output, into ``out``; zeros for padding."""
         context = get_forward_context().attn_metadata
         inputs = (qkv, decay, beta, gate)
         if context is None:
@@ -114,29 +114,29 @@ class KimiDeltaAttention(nn.Module, MambaBase):
         windows, states = self.kv_cache
         if is_conv_state_dim_first():
             windows = windows.transpose(1, 2)
-        split = metadata.decodes
+        split = end = metadata.decodes
         if split:
-            out[:split] = self._decode(_rows(inputs, slice(split)), windows, states, metadata.page_ids)
+            self._decode(_rows(inputs, slice(split)), windows, states, metadata.page_ids, out[:split])
         if metadata.prefills is not None:
-            rest = slice(split, split + metadata.prefills.starts[-1])
+            end += metadata.prefills.starts[-1]
+            rest = slice(split, end)
             out[rest] = self._prefill(_rows(inputs, rest), windows, states, metadata.prefills)
+        if end < out.shape[0]:
+            out[end:] = 0
 
     def _decode(
-        self, inputs: _Inputs, windows: torch.Tensor, states: torch.Tensor, pages: torch.Tensor
-    ) -> torch.Tensor:
+        self, inputs: _Inputs, windows: torch.Tensor, states: torch.Tensor, pages: torch.Tensor, out: torch.Tensor
+    ) -> None:
         qkv, decay, beta, gate = inputs
-        norm = self.o_norm.weight
-        constants = (self.A_log, self.dt_bias, self.lower_bound, states, pages)
-        if kda_decode_step.has_kernel(qkv.device):
-            return kda_decode_step(qkv, decay, beta, gate, self.conv_weight, windows, *constants, norm, self.eps)
-        q, k, v = self._heads(short_conv_decode(qkv, self.conv_weight, windows, pages))
-        return gated_norm(kda_decode(q, k, v, decay, beta, *constants), gate, norm, self.eps)
+        constants = (self.A_log, self.dt_bias, self.lower_bound, states, pages, self.o_norm.weight, self.eps)
+        kda_decode_step(qkv, decay, beta, gate, self.conv_weight, windows, *constants, out=out)
 
     def _prefill(
         self, inputs: _Inputs, windows: torch.Tensor, states: torch.Tensor, prefills: Prefills
     ) -> torch.Tensor:
         qkv, decay, beta, gate = inputs
-        q, k, v = self._heads(short_conv_prefill(qkv, self.conv_weight, windows, *prefills.where))
+        conv = short_conv_prefill(qkv, self.conv_weight, windows, *prefills.where)
+        q, k, v = conv.view(-1, 3, self.heads, self.dim).unbind(1)
         constants = (self.A_log, self.dt_bias, self.lower_bound, states)
         mixed = kda_prefill(q, k, v, decay, beta, *constants, *prefills.where)
         return gated_norm(mixed, gate, self.o_norm.weight, self.eps)
@@ -144,6 +144,7 @@ class KimiDeltaAttention(nn.Module, MambaBase):
     def _rehearse(self, inputs: _Inputs, out: torch.Tensor) -> None:
         """In a profiling run, which has no state: on a GPU, take the memory of the largest prefill and load kernels."""
         if out.device.type == "cpu":
+            out.zero_()
             return
         windows, states = (
             torch.zeros(1, *shape, dtype=dtype, device=out.device)
@@ -154,10 +155,7 @@ class KimiDeltaAttention(nn.Module, MambaBase):
         whole = Prefills([0, out.shape[0]], [0], [True], [])
         out.copy_(self._prefill(inputs, windows, states, whole))
         page = torch.zeros(1, dtype=torch.int32, device=out.device)
-        out[:1] = self._decode(_rows(inputs, slice(1)), windows, states, page)
-
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return qkv.view(-1, 3, self.heads, self.dim).unbind(1)
+        self._decode(_rows(inputs, slice(1)), windows, states, page, out[:1])
 
 
 def _rows(inputs: _Inputs, rows: slice) -> _Inputs:

@@ -163,4 +163,4 @@ class LatentAttention(nn.Module, AttentionLayerBase):
         count = own.slot_mapping.shape[0]
         store_rows(latent[:count], shared_key[:count], self.kv_cache, own.slot_mapping)
         where = (own.block_table, own.starts, own.lengths, own.longest)
-        out.copy_(latent_attention(query, self.kv_cache, *where, self.rank, self.scale))
+        latent_attention(query, self.kv_cache, *where, self.rank, self.scale, out)

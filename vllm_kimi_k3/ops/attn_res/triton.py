@@ -123,13 +123,3 @@ def attn_res_norm(
         num_warps=4 if not wide else 8 if tokens >= _MANY_TOKENS else 16,
     )
     return out
-
-
-def attn_res(
-    prefix: torch.Tensor, blocks: torch.Tensor, norm_weight: torch.Tensor, proj_weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """As :func:`~vllm_kimi_k3.ops.attn_res.reference.attn_res_reference`."""
-    seen = blocks.shape[1]
-    if seen == 0:
-        return prefix
-    return attn_res_norm(prefix.contiguous(), None, blocks, seen, None, norm_weight, proj_weight, eps, None, eps)

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from vllm_kimi_k3.ops.kda.chunk import kda_prefill_chunked
-from vllm_kimi_k3.ops.kda.reference import kda_decode_reference
 from vllm_kimi_k3.ops.operation import Operation, kernel, runs_triton
 
 _VLLM = "vllm_kimi_k3.compat.kernels"
@@ -25,5 +24,3 @@ kda_prefill.add(
     kernel(_VLLM, "takes_flash_kda"),
     asked=True,
 )
-
-kda_decode = Operation("kda_decode", kda_decode_reference)

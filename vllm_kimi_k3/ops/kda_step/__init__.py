@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from vllm_kimi_k3.ops.kda_step import batched
 from vllm_kimi_k3.ops.kda_step.reference import kda_decode_step_reference, kda_verify_step_reference
 from vllm_kimi_k3.ops.operation import Operation, kernel, runs_triton
 
@@ -26,6 +27,7 @@ kda_decode_step.add(
     asked=True,
 )
 kda_decode_step.add("triton", runs_triton, kernel(_TRITON, "kda_decode_step"), _accepts)
+kda_decode_step.add("batched", batched.runs_batched, batched.kda_decode_step)
 
 kda_verify_step = Operation("kda_verify_step", kda_verify_step_reference)
 kda_verify_step.add("triton", runs_triton, kernel(_TRITON, "kda_verify_step"), _accepts)

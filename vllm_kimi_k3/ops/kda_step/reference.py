@@ -21,6 +21,7 @@ def kda_decode_step_reference(
     pages: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One token of each of N sequences: convolution, gates, delta rule, gated norm; windows and states in place.
 
@@ -38,13 +39,15 @@ def kda_decode_step_reference(
         pages: [N] int; a negative page is a padded row: nothing is read or written for it, its output is zero.
         norm_weight: [D], of the norm over a head.
         eps: of that norm.
+        out: [N, H, D] in the dtype of ``qkv``, contiguous: where the result goes.
 
     Returns:
-        [N, H, D] in the dtype of ``qkv``.
+        ``out``, or a new tensor where none is given.
     """
     real = (pages >= 0).nonzero().squeeze(-1)
     starts = torch.arange(len(real) + 1, device=qkv.device)
-    out = torch.zeros_like(gate, dtype=qkv.dtype)
+    out = torch.empty_like(gate, dtype=qkv.dtype) if out is None else out
+    out.zero_()
     out[real] = kda_verify_step_reference(
         qkv[real],
         gate[real],

@@ -208,13 +208,15 @@ def _launch(
     slots: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
+    out: torch.Tensor | None,
     starts: torch.Tensor | None,
     accepted: torch.Tensor | None,
 ) -> torch.Tensor:
     """Run both kernels; without ``starts`` every sequence has one token."""
     heads, dim = gate.shape[-2:]
     sequences = slots.shape[0]
-    out = torch.empty(gate.shape, dtype=qkv.dtype, device=qkv.device)
+    if out is None:
+        out = torch.empty(gate.shape, dtype=qkv.dtype, device=qkv.device)
     if sequences == 0:
         return out
     mixed = torch.empty(gate.shape, dtype=torch.float32, device=qkv.device)
@@ -286,10 +288,11 @@ def kda_decode_step(
     pages: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As :func:`~vllm_kimi_k3.ops.kda_step.reference.kda_decode_step_reference`."""
     constants = (conv_weight, windows, a_log, dt_bias, lower_bound, states, pages, norm_weight, eps)
-    return _launch(qkv, gate, beta, out_gate, *constants, None, None)
+    return _launch(qkv, gate, beta, out_gate, *constants, out, None, None)
 
 
 def kda_verify_step(
@@ -311,4 +314,4 @@ def kda_verify_step(
 ) -> torch.Tensor:
     """As :func:`~vllm_kimi_k3.ops.kda_step.reference.kda_verify_step_reference`."""
     constants = (conv_weight, windows, a_log, dt_bias, lower_bound, states, slots, norm_weight, eps)
-    return _launch(qkv, gate, beta, out_gate, *constants, starts, accepted)
+    return _launch(qkv, gate, beta, out_gate, *constants, None, starts, accepted)

@@ -13,7 +13,8 @@ def latent_attention_reference(
     longest: int,
     rank: int,
     scale: float,
-) -> torch.Tensor:
+    out: torch.Tensor,
+) -> None:
     """Each query attends to the rows of its sequence up to its own position, in fp32.
 
     Args:
@@ -25,12 +26,10 @@ def latent_attention_reference(
         longest: at least as many tokens as any sequence has in T.
         rank: width of the latent; the values are that part of a row.
         scale: of the scores.
-
-    Returns:
-        [T, H, rank] in the query's dtype; zeros for padding.
+        out: [T, H, rank], contiguous, written; zeros for padding.
     """
     block_size = cache.shape[1]
-    out = torch.zeros_like(query[..., :rank])
+    out.zero_()
     bounds = starts.tolist()
     for index, length in enumerate(lengths.tolist()):
         tokens = slice(bounds[index], bounds[index + 1])
@@ -51,7 +50,6 @@ def latent_attention_reference(
             scale=scale,
         )
         out[tokens] = mixed.transpose(0, 1).to(out.dtype)
-    return out
 
 
 def store_rows_reference(

@@ -1,7 +1,8 @@
-"""Attention over paged latent rows as one kernel: a program a tile of (token, head) rows of a sequence.
+"""Attention over paged latent rows: a program a tile of (token, head) rows of a sequence.
 
 All heads read the same cached rows, so the heads of a token fill a tile of the matrix units even in decode. A program
-walks its sequence from the first row to its last query's position with a running softmax.
+walks its sequence from the first row to its last query's position with a running softmax. A decode step has few tiles:
+there a sequence's rows are cut into parts that are walked side by side, and a second kernel adds them up.
 """
 
 import torch
@@ -10,9 +11,21 @@ import triton.language as tl
 
 #: (token, head) rows of a tile.
 _ROWS = 16
+#: Programs of a decode step, about: enough for every GPU, and no more partial results than are worth adding up.
+_PROGRAMS = 256
+#: Most parts of a sequence, a power of two.
+_PARTS = tl.constexpr(64)
+#: Fewest cached rows of a part, a multiple of the rows that a step of the walk reads.
+_LEAST = tl.constexpr(256)
 
 
 @triton.jit
+def _part(length, parts):
+    """Cached rows of a part of a sequence."""
+    return tl.cdiv(tl.cdiv(length, parts), _LEAST) * _LEAST
+
+
+@triton.jit(do_not_specialize=["parts", "table_row"])
 def _attend(
     query,
     cache,
@@ -20,11 +33,13 @@ def _attend(
     starts,
     lengths,
     out,
+    weight,
     query_token,
     query_head,
     cache_block,
     cache_row,
     table_row,
+    parts,
     scale,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
@@ -34,8 +49,12 @@ def _attend(
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Whole, ``out`` is [T, H, RANK]; split, it is [N, H, parts, RANK] in fp32 and ``weight`` [N, H, parts] gets the
+    logarithms of the sums of exponentials.
+    """
     sequence = tl.program_id(1)
     first = tl.load(starts + sequence)
     count = tl.load(starts + sequence + 1) - first
@@ -49,6 +68,13 @@ def _attend(
     there = token < count
     position = length - count + token
     reach = length - count + tl.minimum((tile + ROWS - 1) // HEADS, count - 1) + 1
+    begin = 0
+    if SPLIT:
+        size = _part(length, parts)
+        begin = tl.program_id(2) * size
+        if begin >= reach:
+            return
+        reach = tl.minimum(reach, begin + size)
 
     wide = tl.arange(0, RANK_BLOCK)
     narrow = tl.arange(0, ROPE_BLOCK)
@@ -61,7 +87,7 @@ def _attend(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, RANK_BLOCK], tl.float32)
-    for start in range(0, reach, KEYS):
+    for start in range(begin, reach, KEYS):
         key = start + tl.arange(0, KEYS)
         known = key < reach
         block = tl.load(table + sequence * table_row + key // PAGE, mask=known, other=0).to(tl.int64)
@@ -79,8 +105,51 @@ def _attend(
         mixed = tl.dot(share.to(latent.dtype), latent, mixed * shrink[:, None], input_precision=PRECISION)
         top = best
     mixed = mixed / total[:, None]
-    target = out + ((first + token).to(tl.int64) * HEADS + head) * RANK
+    if SPLIT:
+        at = (sequence.to(tl.int64) * HEADS + head) * parts + tl.program_id(2)
+        tl.store(weight + at, top + tl.log(total), mask=there)
+    else:
+        at = (first + token).to(tl.int64) * HEADS + head
+    target = out + at * RANK
     tl.store(target[:, None] + wide[None, :], mixed.to(out.dtype.element_ty), mask=there[:, None] & in_rank[None, :])
+
+
+@triton.jit(do_not_specialize=["sequences", "parts"])
+def _sum_up(
+    results,
+    weight,
+    starts,
+    lengths,
+    out,
+    sequences,
+    parts,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+):
+    """A head of a token from its sequence's parts; padding is zeroed."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    wide = tl.arange(0, RANK_BLOCK)
+    if row >= tl.load(starts + sequences):
+        target = out + (row.to(tl.int64) * HEADS + head) * RANK
+        tl.store(target + wide, tl.zeros([RANK_BLOCK], out.dtype.element_ty), mask=wide < RANK)
+    if row < sequences:
+        first = tl.load(starts + row)
+        if tl.load(starts + row + 1) > first:
+            length = tl.load(lengths + row)
+            used = tl.cdiv(length, _part(length, parts))
+            at = (row.to(tl.int64) * HEADS + head) * parts
+            place = tl.arange(0, _PARTS)
+            share = tl.load(weight + at + place, mask=place < used, other=float("-inf"))
+            share = tl.exp(share - tl.max(share, 0))
+            share = share / tl.sum(share, 0)
+            total = tl.zeros([RANK_BLOCK], tl.float32)
+            for index in range(used):
+                part = tl.load(results + (at + index) * RANK + wide, mask=wide < RANK, other=0.0)
+                total += part * tl.sum(tl.where(place == index, share, 0.0), 0)
+            target = out + (first.to(tl.int64) * HEADS + head) * RANK
+            tl.store(target + wide, total.to(out.dtype.element_ty), mask=wide < RANK)
 
 
 def latent_attention(
@@ -92,26 +161,37 @@ def latent_attention(
     longest: int,
     rank: int,
     scale: float,
-) -> torch.Tensor:
+    out: torch.Tensor,
+) -> None:
     """As :func:`~vllm_kimi_k3.ops.latent_attention.reference.latent_attention_reference`."""
     tokens, heads, width = query.shape
-    out = torch.zeros(tokens, heads, rank, dtype=query.dtype, device=query.device)
     sequences = lengths.shape[0]
+    decode = longest == 1
+    if not decode:
+        out.zero_()
     if tokens == 0 or sequences == 0:
-        return out
+        return
     rank_block = max(16, triton.next_power_of_2(rank))
-    _attend[(triton.cdiv(longest * heads, _ROWS), sequences)](
+    tiles = triton.cdiv(longest * heads, _ROWS)
+    parts, target, weight = 1, out, out
+    if decode:
+        parts = max(1, min(_PARTS.value, _PROGRAMS // (tiles * sequences)))
+        target = torch.empty(sequences, heads, parts, rank, dtype=torch.float32, device=out.device)
+        weight = torch.empty(sequences, heads, parts, dtype=torch.float32, device=out.device)
+    _attend[(tiles, sequences, parts)](
         query,
         cache,
         block_table,
         starts,
         lengths,
-        out,
+        target,
+        weight,
         query.stride(0),
         query.stride(1),
         cache.stride(0),
         cache.stride(1),
         block_table.stride(0),
+        parts,
         scale,
         HEADS=heads,
         RANK=rank,
@@ -121,11 +201,25 @@ def latent_attention(
         PAGE=cache.shape[1],
         ROWS=_ROWS,
         KEYS=64 if rank_block <= 128 else 32,
+        SPLIT=decode,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=2,
     )
-    return out
+    if decode:
+        _sum_up[(max(tokens, sequences), heads)](
+            target,
+            weight,
+            starts,
+            lengths,
+            out,
+            sequences,
+            parts,
+            HEADS=heads,
+            RANK=rank,
+            RANK_BLOCK=rank_block,
+            num_warps=1 if rank_block <= 128 else 4,
+        )
 
 
 @triton.jit
