@@ -1,6 +1,7 @@
 """Questions with checkable answers, a row of the score card each, and the marking of replies."""
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +60,8 @@ def right(question: Question, reply: Reply) -> bool:
         return _well_formed(question, reply)
     if expected.calls or reply.calls:
         return reply.calls == [(call.name, call.arguments) for call in expected.calls]
-    return expected.key in reply.content
+    # Whole words: "3 purple" is not in "3 purplent", nor 5 in 56.
+    return re.search(rf"(?<!\w){re.escape(expected.key)}(?!\w)", reply.content) is not None
 
 
 def _well_formed(question: Question, reply: Reply) -> bool:

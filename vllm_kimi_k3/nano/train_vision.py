@@ -36,7 +36,7 @@ from vllm_kimi_k3.vision_reference import VisionReference
 class Plan:
     """What decides the result: ``steps`` of ``pictures`` each, the peak learning ``rate``, ``seed`` of everything."""
 
-    steps: int = 1500
+    steps: int = 5000
     pictures: int = 32
     rate: float = 2e-3
     seed: int = 1
@@ -95,7 +95,7 @@ def steps(model: nn.Module, count: int, rate: float) -> Iterator[int]:
 
 def read_as(tokenizer: K3Tokenizer, picture: Picture) -> list[int]:
     """The text tokens that a picture's tokens are to be read as, one each."""
-    return tokenizer.encode(f"Repeat this:\n{picture.seen}")
+    return tokenizer.encode(f"Repeat this: {picture.seen}")
 
 
 def learn(vision: Vision, text: BatchedK3, plan: Plan) -> None:
