@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.dspark.conftest import INFERACT
 from vllm_kimi_k3.nano.checkpoint import build
 from vllm_kimi_k3.plan.gpus import find
 from vllm_kimi_k3.preflight.facts import Facts
@@ -78,17 +79,9 @@ def draft_directory(tmp_path: Path) -> Callable[..., Path]:
     """Writes a draft's directory from its published config with some fields changed; None takes one away."""
 
     def write(**changes: Any) -> Path:
-        config = {
-            "model_type": "k3_dspark",
-            "hidden_size": 7168,
-            "vocab_size": 163840,
-            "target_layer_ids": [2, 23, 47, 71, 89],
-            "mask_token_id": 163837,
-            "rope_parameters": {"rope_type": "yarn", "factor": 32},
-        }
         directory = tmp_path / "Kimi-K3-DSpark"
         directory.mkdir(exist_ok=True)
-        fields = {name: value for name, value in (config | changes).items() if value is not None}
+        fields = {name: value for name, value in (INFERACT | changes).items() if value is not None}
         (directory / "config.json").write_text(json.dumps(fields))
         return directory
 

@@ -260,6 +260,8 @@ def test_an_unknown_option_is_answered_with_the_nearest() -> None:
         ({"mask_token_id": 163840}, "mask_token_id is 163840"),
         ({"mla_use_nope": True}, "mla_use_nope is True"),
         ({"rope_parameters": None}, "rope_parameters is None"),
+        ({"rms_norm_eps": 0.1}, "rms_norm_eps is 0.1"),
+        ({"block_size": 5}, "block is 5"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -1,10 +1,6 @@
 """The MLA draft of DSpark in plain torch, and a whole drafting loop with it.
 
-The published layout is that of ``Inferact/Kimi-K3-DSpark``. A *context row* is what the draft knows of a token that the
-target has run: the target's tapped streams, projected and normed. A *block* is what it guesses with: the anchor (the
-last token that the target chose, which the target has not run yet) and mask tokens behind it. Slot k of a block stands
-on the anchor's position + k and guesses the token after it. Shapes: B sequences, T context rows, A blocks a sequence, N
-slots a block, H hidden size, R Markov rank. Autograd runs through all of it.
+The published layout is that of ``Inferact/Kimi-K3-DSpark``; words and shapes are those of :mod:`.blocks`.
 """
 
 import copy
@@ -20,7 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_kimi_k3.reference import KimiK3, rms_norm
+from vllm_kimi_k3.dspark.blocks import BlockDraft
+from vllm_kimi_k3.reference import KimiK3
 
 
 @dataclass(frozen=True)
@@ -89,6 +86,11 @@ class DraftConfig:
         plain |= {"rope_parameters": Yarn(**rope), "target_layer_ids": tuple(config["target_layer_ids"])}
         return cls(**plain)
 
+    @property
+    def frequencies(self) -> Tensor:
+        """Radians a position of the pairs that turn, fp32."""
+        return self.rope_parameters.frequencies(self.qk_rope_head_dim)
+
 
 def rotate(x: Tensor, angles: Tensor, magnitude: float) -> Tensor:
     """Turn neighbouring pairs of ``x`` [..., W] by ``angles`` fp32 [..., W / 2] (interleaved rotary)."""
@@ -97,96 +99,21 @@ def rotate(x: Tensor, angles: Tensor, magnitude: float) -> Tensor:
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
 
 
-class MlaDraft:
-    """The draft over a dict of published tensor names.
+class MlaDraft(BlockDraft[DraftConfig]):
+    """The draft of MLA layers; embedding and head are the target's, its own embedding, if it has one, is ignored."""
 
-    Args:
-        config: of the draft.
-        weights: published name to tensor, cast where it is used, so fp32 parameters train a bf16 draft.
-        embeddings: of the target, [vocabulary, H]; the draft's own, if it has any, are ignored.
-        head: of the target, [vocabulary, H].
-        dtype: of the activations.
-    """
+    names = ("context_proj", "context_norm", "final_norm")
 
-    def __init__(
-        self, config: DraftConfig, weights: Mapping[str, Tensor], embeddings: Tensor, head: Tensor, dtype: torch.dtype
-    ) -> None:
-        self.config = config
-        self.weights = weights
-        self.embeddings = embeddings.to(dtype)
-        self.head = head.to(dtype)
-        self.dtype = dtype
-        self._frequencies = config.rope_parameters.frequencies(config.qk_rope_head_dim).to(head.device)
-
-    def context(self, taps: Sequence[Tensor]) -> Tensor:
-        """Context rows [B, T, H] from the tapped streams of the target, [B, T, H] each."""
-        joined = torch.cat([tap.to(self.dtype) for tap in taps], dim=-1)
-        return self._norm("context_norm", self._linear("context_proj", joined))
-
-    def blocks(self, context: Tensor, anchors: Tensor, positions: Tensor, width: int) -> Tensor:
-        """Hidden states [B, A, N, H] of blocks, after the final norm.
-
-        Args:
-            context: rows of the tokens at positions 0 … T-1, [B, T, H].
-            anchors: token ids, int64 [B, A].
-            positions: of the anchors, int64 [B, A]; a block sees the context before its anchor, and all of itself.
-            width: N.
-        """
-        count = anchors.shape[1]
-        ids = anchors.new_full((*anchors.shape, width), self.config.mask_token_id)
-        ids[..., 0] = anchors
-        slots = (positions.unsqueeze(-1) + torch.arange(width, device=ids.device)).flatten(1)
-        rows = torch.arange(context.shape[1], device=ids.device).expand(len(ids), -1)
-        block = torch.arange(count * width, device=ids.device) // width
-        seen = torch.cat(
+    def _seen(self, rows: Tensor, positions: Tensor, width: int) -> Tensor:
+        """A slot sees the context before its anchor and the whole of its block."""
+        block = torch.arange(positions.shape[1] * width, device=rows.device) // width
+        return torch.cat(
             [
                 rows[:, None, :] < positions.repeat_interleave(width, 1)[:, :, None],
-                (block[:, None] == block).expand(len(ids), -1, -1),
+                (block[:, None] == block).expand(len(rows), -1, -1),
             ],
             dim=-1,
         )
-        angles = [place.unsqueeze(-1) * self._frequencies for place in (slots, torch.cat([rows, slots], dim=1))]
-        x = self.embeddings[ids].flatten(1, 2)
-        for i in range(self.config.num_hidden_layers):
-            name = f"layers.{i}"
-            normed = self._norm(f"{name}.input_layernorm", x)
-            x = x + self._attention(f"{name}.self_attn", normed, context, seen, angles)
-            x = x + self._mlp(f"{name}.mlp", self._norm(f"{name}.post_attention_layernorm", x))
-        return self._norm("final_norm", x).unflatten(1, (count, width))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] before the Markov head, from ``hidden`` [..., H]."""
-        return F.linear(hidden, self.head)
-
-    def markov(self, previous: Tensor) -> Tensor:
-        """Markov embeddings [..., R] of the token ids before each slot."""
-        return F.embedding(previous, self._weight("markov_head.markov_w1.weight"))
-
-    def bias(self, markov: Tensor) -> Tensor:
-        """What Markov embeddings [..., R] add to the logits: [..., vocabulary]."""
-        return self._linear("markov_head.markov_w2", markov)
-
-    def confidence(self, hidden: Tensor, markov: Tensor) -> Tensor:
-        """Log-odds, fp32 [...], that a slot's guess is accepted if those before it are."""
-        joined = torch.cat([hidden, markov], dim=-1).float()
-        weight, bias = (self.weights[f"confidence_head.proj.{part}"].float() for part in ("weight", "bias"))
-        return F.linear(joined, weight, bias).squeeze(-1)
-
-    def guess(self, hidden: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens int64 [B, A, N], slot by slot, and the log-odds of their acceptance, fp32 [B, A, N].
-
-        Args:
-            hidden: of the blocks, [B, A, N, H].
-            anchors: int64 [B, A].
-        """
-        base = self.logits(hidden)
-        previous, guesses, odds = anchors, [], []
-        for k in range(hidden.shape[2]):
-            markov = self.markov(previous)
-            previous = (base[:, :, k] + self.bias(markov)).argmax(-1)
-            guesses.append(previous)
-            odds.append(self.confidence(hidden[:, :, k], markov))
-        return torch.stack(guesses, dim=-1), torch.stack(odds, dim=-1)
 
     def _attention(self, name: str, x: Tensor, context: Tensor, seen: Tensor, angles: list[Tensor]) -> Tensor:
         """MLA of the slots [B, A*N, H] over context rows and slots; ``angles`` are those of queries and of keys."""
@@ -208,19 +135,6 @@ class MlaDraft:
         q, k, v = (y.transpose(1, 2) for y in (q, k, kv[..., nope:]))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen.unsqueeze(1), scale=scale)
         return self._linear(f"{name}.o_proj", out.transpose(1, 2).flatten(2))
-
-    def _mlp(self, name: str, x: Tensor) -> Tensor:
-        inner = F.silu(self._linear(f"{name}.gate_proj", x)) * self._linear(f"{name}.up_proj", x)
-        return self._linear(f"{name}.down_proj", inner)
-
-    def _weight(self, name: str) -> Tensor:
-        return self.weights[name].to(self.dtype)
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight(f"{name}.weight"))
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return rms_norm(x, self._weight(f"{name}.weight"), self.config.rms_norm_eps)
 
 
 def load_draft(path: Path, target: KimiK3) -> MlaDraft:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vllm_kimi_k3.dspark.contract import misfits
 from vllm_kimi_k3.plan.release import DRAFTS
 from vllm_kimi_k3.preflight.facts import Facts
 from vllm_kimi_k3.preflight.finding import Finding, error, warning
@@ -73,7 +74,7 @@ def _tokens(facts: Facts) -> Iterator[Finding]:
             "the draft's config does not state it",
             f'"num_speculative_tokens": {right or 7}',
         )
-    elif right and facts.drafts > right:
+    elif right and facts.drafts > right and not (facts.draft and facts.draft.config):
         yield error(
             "draft-tokens",
             f"num_speculative_tokens {facts.drafts}",
@@ -130,26 +131,7 @@ def _backend(facts: Facts) -> Iterator[Finding]:
 
 def _contract(facts: Facts, config: Mapping[str, Any]) -> Iterator[Finding]:
     """The draft's own config against the target's."""
-    text = facts.text
-
-    def wrong(field: str, value: Any, expected: str) -> Finding:
-        why = "the draft was made for another target, or for another engine: no draft would be accepted"
-        return error("draft-contract", f"draft config {field} is {value!r}", why, f"a draft with {field} {expected}")
-
-    for field, expected in (("hidden_size", text.hidden_size), ("vocab_size", text.vocab_size)):
-        if field in config and config[field] != expected:
-            yield wrong(field, config[field], f"{expected}, as the target")
-    taps = config.get("target_layer_ids") or config.get("aux_hidden_state_layer_ids")
-    if not taps:
-        yield wrong("target_layer_ids", taps, "that names the layers it reads")
-    elif max(taps) >= text.num_hidden_layers or min(taps) < 0:
-        yield wrong("target_layer_ids", taps, f"below {text.num_hidden_layers}")
-    mask = config.get("mask_token_id")
-    if mask is not None and not 0 <= mask < text.vocab_size:
-        yield wrong("mask_token_id", mask, f"below {text.vocab_size}")
-    if config.get("model_type") == "k3_dspark":
-        for field in ("mla_use_nope", "mla_use_output_gate"):
-            if config.get(field):
-                yield wrong(field, config[field], "false")
-        if not (config.get("rope_parameters") or config.get("rope_scaling")):
-            yield wrong("rope_parameters", None, "as published; without it positions are wrong beyond its own context")
+    why = "the draft was made for another target, or for another engine: no draft would be accepted"
+    for misfit in misfits(config, facts.text, facts.drafts or None):
+        what = f"draft config {misfit.field} is {misfit.value!r}"
+        yield error("draft-contract", what, why, f"a draft with {misfit.field} {misfit.expected}")
