@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.cache.conftest import specs
+from benchmarks.geometry import specs
 from vllm_kimi_k3.cache.grouping import group_size, groups_of
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cache.conftest import UNIT
+from benchmarks.geometry import UNIT
 from tests.cache.test_policy import MARKS, SYSTEM, USER, message
 from vllm_kimi_k3.cache.policy import floor_to
 from vllm_kimi_k3.cache.schedule import state_managers

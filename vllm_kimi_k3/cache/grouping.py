@@ -6,7 +6,7 @@ of a group; a speculator's layers then make it larger than the KDA groups can fi
 
 from collections.abc import Mapping
 
-from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec, MambaSpec
 
 #: Empty pages, of all pages of one block of each group, that are not worth a further group.
 TOLERANCE = 0.05
@@ -32,7 +32,8 @@ def groups_of(specs: Mapping[str, KVCacheSpec]) -> list[KVCacheGroupSpec]:
     """Cache groups of layers whose pages have the same bytes.
 
     Layers of one spec are dealt out to their groups in turn, so the groups' sizes differ by one at most and each stage
-    of a pipeline gets its share of every group.
+    of a pipeline gets its share of every group. Groups of states come first: a request that ends keeps its last states
+    before its rows are given up.
 
     Raises:
         ValueError: the pages differ, naming the sizes.
@@ -46,7 +47,7 @@ def groups_of(specs: Mapping[str, KVCacheSpec]) -> list[KVCacheGroupSpec]:
     size = group_size([len(names) for names in kinds.values()])
     return [
         KVCacheGroupSpec(names[index::count], spec)
-        for spec, names in kinds.items()
+        for spec, names in sorted(kinds.items(), key=lambda kind: not isinstance(kind[0], MambaSpec))
         for count in [-(-len(names) // size)]
         for index in range(count)
     ]

@@ -7,7 +7,9 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
+from vllm_kimi_k3.cache.book import StateBook
 from vllm_kimi_k3.cache.unit import hash_unit
+from vllm_kimi_k3.settings import settings
 
 
 class LatentManager(FullAttentionManager):
@@ -24,6 +26,8 @@ class LatentManager(FullAttentionManager):
         super().__init__(*args, **kwargs)
         #: running requests, and how many of their tokens vLLM lets be keyed
         self._running: dict[str, tuple[Request, int]] = {}
+        self.book = StateBook.of(self.block_pool, settings().state_share)
+        self.book.row_groups[self.kv_cache_group_id] = self.block_size, self.req_to_blocks
 
     def cache_blocks(
         self,
@@ -44,12 +48,20 @@ class LatentManager(FullAttentionManager):
         self._key(request_id, processed_computed_tokens)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        """Key what the processed steps of a request that ends (or is preempted) wrote, and give up its blocks."""
+        """Key what the processed steps of a request that ends (or is preempted) wrote, and give up its blocks.
+
+        Pages that no state needs cannot be restored: they lose their keys, so that the pool hands them out first. The
+        KDA groups come before this one and have kept their last states by now.
+        """
         if request_id in self._running:
             request, _ = self._running[request_id]
             self._key(request_id, request.num_computed_tokens - request.num_in_flight_tokens)
         self._running.pop(request_id, None)
-        return super().pop_blocks_for_free(request_id)
+        blocks = super().pop_blocks_for_free(request_id)
+        self.block_pool.evict_blocks(
+            {block.block_id for block in blocks if block.ref_cnt == 1 and not self.book.needed(block)}
+        )
+        return blocks
 
     def poison(self, request_id: str) -> None:
         """Key nothing more of a request."""

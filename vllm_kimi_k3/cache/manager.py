@@ -31,9 +31,6 @@ class _Trail:
         request: vLLM's.
         start: tokens that it found in the cache.
         columns: how many columns have been looked at for a state to keep.
-        before: hash of the last state before those columns that is held.
-        restored: hash of the state that the request started from.
-        turn: hash of the newest state of the generated turn.
         plan: the boundaries that are wanted, from :mod:`schedule`.
         poisoned: its values are not finite; nothing of it may be kept.
     """
@@ -42,9 +39,6 @@ class _Trail:
     plan: Mapping[int, Kind]
     start: int = 0
     columns: int = 0
-    before: BlockHash | None = None
-    restored: BlockHash | None = None
-    turn: BlockHash | None = None
     poisoned: bool = False
 
 
@@ -105,10 +99,10 @@ class KdaManager(MambaManager):
             columns = max(columns, cdiv(total_computed_tokens, self.block_size))
         # Whether a request is let in must not depend on states that can be left out.
         plan = {} if apply_admission_cap else self.book.plans.get(request_id, {})
-        needed = sum(self._new_columns(plan, columns, num_tokens_main_model)) + int(external)
+        needed = sum(self.new_columns(plan, columns, num_tokens_main_model)) + int(external)
         return needed + self._get_num_evictable_blocks(new_computed_blocks)
 
-    def _new_columns(self, plan: Mapping[int, Kind], columns: int, num_tokens: int) -> list[bool]:
+    def new_columns(self, plan: Mapping[int, Kind], columns: int, num_tokens: int) -> list[bool]:
         """For each column to append to a table of ``columns``, whether it gets a block."""
         running = cdiv(num_tokens, self.block_size) - 1
         if running + 1 + self.num_speculative_blocks <= columns:
@@ -123,7 +117,7 @@ class KdaManager(MambaManager):
         # append-only and still names it, so no one else may have it before the step is over.
         blocks = self.req_to_blocks[request_id]
         before = len(blocks)
-        filled = self._new_columns(self.book.plans.get(request_id, {}), before, num_tokens_main_model)
+        filled = self.new_columns(self.book.plans.get(request_id, {}), before, num_tokens_main_model)
         fresh = iter(self.block_pool.get_new_blocks(sum(filled)))
         blocks.extend(next(fresh) if wanted else self._null_block for wanted in filled)
         return blocks[before:]
@@ -160,8 +154,7 @@ class KdaManager(MambaManager):
             state = self.book.states.get(restored) if restored is not None else None
             start = state.boundary if state is not None else 0
             plan = self.book.plans.get(request_id, {})
-            columns = start // self.block_size
-            self.trails[request_id] = _Trail(request, plan, start, columns, before=restored, restored=restored)
+            self.trails[request_id] = _Trail(request, plan, start, start // self.block_size)
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
@@ -225,13 +218,4 @@ class KdaManager(MambaManager):
         state = self.book.find(prefix) if self._leads else self.book.states.get(prefix)
         if state is None or self.book.leg(state, group) is None:
             self.block_pool.cache_partial_block(request, block, boundary, group, self.block_size)
-            self.book.hold(prefix, boundary, kind, trail.before, group, block)
-        trail.before = prefix
-        if not self._leads:
-            return
-        if kind is Kind.PROMPT:
-            self.book.supersede(trail.restored)
-        if kind is Kind.TURN:
-            if trail.turn is not None and trail.turn in self.book.states:
-                self.book.expose(self.book.states[trail.turn])
-            trail.turn = prefix
+            self.book.hold(request, boundary, kind, group, block)
