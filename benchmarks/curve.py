@@ -16,7 +16,8 @@ def as_svg(curves: dict[str, Any]) -> str:
     width = len(curves) * (_WIDTH + _LEFT + _GAP)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT + _TOP + 60}" '
-        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="#ffffff"/>\n{panels}\n</svg>\n'
+        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="#ffffff"/>\n'
+        f"{panels}\n</svg>\n"
     )
 
 
@@ -54,5 +55,7 @@ def _panel(name: str, trace: dict[str, Any]) -> str:
             for point in points
         ]
         rows.append(f'<text x="{place * 110}" y="-10" fill="{colour}">{escape(label)}</text>')
-    rows.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT + 50}" text-anchor="middle">blocks of the cache pool, a rank</text>')
+    rows.append(
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT + 50}" text-anchor="middle">blocks of the cache pool, a rank</text>'
+    )
     return "\n".join(rows)

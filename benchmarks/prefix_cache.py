@@ -57,7 +57,7 @@ def rate(asks: Sequence[Ask], simulation: Simulation) -> float:
 
 
 def ceiling(asks: Sequence[Ask]) -> float:
-    """The rate of a cache that never forgets: the longest prefix of whole units that an earlier request went through."""
+    """The rate of a cache that never forgets: the longest prefix of whole units that was seen before."""
     seen: set[int] = set()
     found = 0
     for ask in asks:
@@ -83,9 +83,7 @@ def curve(config: Any, asks: Sequence[Ask], blocks: Sequence[int]) -> list[dict[
     points = []
     for size in blocks:
         ours, theirs = (rate(asks, simulation(config, size, ours=side)) for side in (True, False))
-        points.append(
-            {"blocks": size, "gib": round(size * BLOCK_BYTES / 2**30, 2), "ours": ours, "vllm": theirs}
-        )
+        points.append({"blocks": size, "gib": round(size * BLOCK_BYTES / 2**30, 2), "ours": ours, "vllm": theirs})
         print(f"{size:5} blocks  ours {ours:.3f}  vLLM {theirs:.3f}  {ours / theirs:.2f}x", flush=True)
     return points
 
@@ -126,9 +124,8 @@ def table(result: dict[str, Any]) -> str:
         ]
         for point in trace["points"]:
             ratio = point["ours"] / point["vllm"]
-            lines.append(
-                f"| {point['blocks']} blocks | {point['gib']} | {point['ours']:.3f} | {point['vllm']:.3f} | {ratio:.2f} |"
-            )
+            figures = f"{point['gib']} | {point['ours']:.3f} | {point['vllm']:.3f} | {ratio:.2f}"
+            lines.append(f"| {point['blocks']} blocks | {figures} |")
         lines += [f"| unlimited | | {trace['unlimited']:.3f} | | |", ""]
     return "\n".join(lines)
 

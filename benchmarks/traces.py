@@ -90,7 +90,7 @@ def agents(requests: int, marks: Marks, *, seed: int = 1, active: int = 8) -> li
 
 
 def chats(requests: int, marks: Marks, *, seed: int = 2, active: int = 24) -> list[Ask]:
-    """People who chat: a system prompt of 400 tokens shared by all, messages of 20 to 1,500 tokens, replies of 60 to 600.
+    """People who chat: 400 tokens of system prompt shared by all, messages of 20 to 1,500 tokens, replies of 60 to 600.
 
     Args: as of :func:`agents`.
     """

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.geometry import PAGE, UNIT, our_groups
 from vllm_kimi_k3.nano.checkpoint import build
 
+
 @pytest.fixture(scope="session")
 def config_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """A function that makes an engine's config of a random miniature checkpoint."""

@@ -142,9 +142,7 @@ class StateBook:
             self.pool.free_block_queue.remove(block)
         self.pool.free_block_queue.prepend_n(idle[::-1])
 
-    def make_room(
-        self, blocks: int, restored: State | None = None, legs: int = 0, worth: float | None = None
-    ) -> bool:
+    def make_room(self, blocks: int, restored: State | None = None, legs: int = 0, worth: float | None = None) -> bool:
         """Have the pool hand out ``blocks`` next that nobody needs, giving up the states that rank lowest for them.
 
         Args:
@@ -261,7 +259,7 @@ class StateBook:
         return True
 
     def _lowest(self, restored: State | None) -> State | None:
-        """Take the state that ranks lowest out of the order; one in use stays. Those that lost something are dropped."""
+        """Take the state that ranks lowest out of the order; one in use stays. What lost something is dropped."""
         kept = []
         found = None
         while self._order and found is None:

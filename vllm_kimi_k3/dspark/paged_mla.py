@@ -79,7 +79,8 @@ class PagedMlaDraft(PagedDraft):
         turned = rotate(q[..., self.nope :], angles.unsqueeze(1), self._stretch)
         # Every slot sees the whole block, so each goes as a sequence of its own that ends where the block ends.
         blocks, width = places.shape
-        mixed = latent_attention(
+        mixed = torch.empty_like(absorbed)
+        latent_attention(
             torch.cat([absorbed, turned], dim=-1),
             cache,
             block_table.repeat_interleave(width, 0),
@@ -88,5 +89,6 @@ class PagedMlaDraft(PagedDraft):
             1,
             self.rank,
             self.scale,
+            mixed,
         )
         return self._linear(f"{name}.o_proj", torch.einsum("thr,hvr->thv", mixed, to_value).flatten(1))
