@@ -218,8 +218,11 @@ def test_fused_parameters_hold_their_parts_in_order(pristine, text, stored, rank
     parts.append(half(f"{mla}.g_proj.weight"))
     assert torch.equal(got["model.layers.3.self_attn.in_proj.weight"], torch.cat(parts))
     shared = f"{MOE}.shared_experts"
-    gate_up = torch.cat([half(f"{shared}.gate_proj.weight"), half(f"{shared}.up_proj.weight")])
-    assert torch.equal(got["model.layers.1.block_sparse_moe.shared_experts.gate_up_proj.weight"], gate_up)
+    parts = [stored[f"{MOE}.routed_expert_down_proj.weight"].float()]
+    parts += [half(f"{shared}.gate_proj.weight"), half(f"{shared}.up_proj.weight")]
+    assert torch.equal(got["model.layers.1.block_sparse_moe.in_proj.weight"], torch.cat(parts))
+    down = half(f"{shared}.down_proj.weight", 1)
+    assert torch.equal(got["model.layers.1.block_sparse_moe.shared_down_proj.weight"], down)
     for kind in ("weight_packed", "weight_scale"):
         experts = "model.layers.1.block_sparse_moe.experts"
         pair = [stored[f"{EXPERT}.{matrix}.{kind}"].chunk(2)[rank] for matrix in ("w1", "w3")]

@@ -81,7 +81,6 @@ class DecoderLayer(nn.Module):
                 text.intermediate_size,
                 text.activation_situ_beta,
                 text.activation_situ_linear_beta,
-                reduce=True,
                 prefix=f"{prefix}.mlp",
             )
         else:

@@ -112,10 +112,10 @@ class _Builder:
         part = self.share.part(shape[0], f"the rows of {self.module}{name}")
         self._add(name, Slot(name, shape, self.share.tp_rank * part, part, form=form))
 
-    def columns(self, name: str, *shape: int) -> None:
+    def columns(self, name: str, *shape: int, parameter: str = "") -> None:
         """A tensor that is sliced by columns."""
         part = self.share.part(shape[1], f"the columns of {self.module}{name}")
-        self._add(name, Slot(name, shape, self.share.tp_rank * part, part, dim=1))
+        self._add(name, Slot(parameter or name, shape, self.share.tp_rank * part, part, dim=1))
 
     def fused(
         self, parameter: str, columns: tuple[int, ...], parts: Iterable[tuple[str, int, bool]], form: str = "exact"
@@ -271,9 +271,15 @@ def _moe_slots(text: Any, share: Share) -> dict[str, Slot]:
     b = _Builder(share, module)
     b.whole("gate.weight", text.num_experts, hidden)
     b.whole("gate.e_score_correction_bias", text.num_experts)
-    # Not MXFP4, although the published list of what is left unquantised does not name them.
-    b.whole("routed_expert_down_proj.weight", latent, hidden)
+    shared = text.num_shared_experts * text.moe_intermediate_size
+    parts = [
+        # Not MXFP4, although the published list of what is left unquantised does not name them.
+        ("routed_expert_down_proj.weight", latent, False),
+        ("shared_experts.gate_proj.weight", shared, True),
+        ("shared_experts.up_proj.weight", shared, True),
+    ]
+    b.fused("in_proj.weight", (hidden,), parts)
     b.whole("routed_expert_up_proj.weight", hidden, latent)
     b.whole("routed_expert_norm.weight", latent)
-    shared = text.num_shared_experts * text.moe_intermediate_size
-    return b.slots | _mlp_slots(share, f"{module}shared_experts.", hidden, shared)
+    b.columns("shared_experts.down_proj.weight", hidden, shared, parameter="shared_down_proj.weight")
+    return b.slots

@@ -1,4 +1,4 @@
-"""The dense SiTU MLP: layer 0, and the shared experts."""
+"""The dense SiTU MLP of the first layer."""
 
 import torch
 from torch import nn
@@ -14,22 +14,17 @@ class SituMlp(nn.Module):
         hidden: width of input and output.
         inner: width between them.
         beta, linear_beta: of SiTU.
-        reduce: sum the result over tensor-parallel ranks; a caller that adds something first does it itself.
         prefix: the module's name.
     """
 
-    def __init__(
-        self, hidden: int, inner: int, beta: float, linear_beta: float | None, reduce: bool, prefix: str
-    ) -> None:
+    def __init__(self, hidden: int, inner: int, beta: float, linear_beta: float | None, prefix: str) -> None:
         super().__init__()
         self.beta, self.linear_beta = beta, linear_beta
         self.gate_up_proj = MergedColumnParallelLinear(
             hidden, [inner, inner], bias=False, prefix=f"{prefix}.gate_up_proj"
         )
-        self.down_proj = RowParallelLinear(
-            inner, hidden, bias=False, reduce_results=reduce, prefix=f"{prefix}.down_proj"
-        )
+        self.down_proj = RowParallelLinear(inner, hidden, bias=False, prefix=f"{prefix}.down_proj")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
+        """[T, hidden] to [T, hidden], reduced over tensor-parallel ranks."""
         return self.down_proj(situ(self.gate_up_proj(x)[0], self.beta, self.linear_beta))[0]

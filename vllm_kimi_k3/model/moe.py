@@ -9,13 +9,14 @@ from vllm.distributed import (
 )
 from vllm.logger import init_logger
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.linear import ReplicatedLinear, RowParallelLinear
 
 from vllm_kimi_k3.compat.experts import MarlinWeights, RepackedExperts, marlin_experts, marlin_fits, repack
-from vllm_kimi_k3.model.mlp import SituMlp
+from vllm_kimi_k3.model.projection import FusedProjection, Segment
 from vllm_kimi_k3.ops.experts import experts
 from vllm_kimi_k3.ops.mxfp4 import GROUP
 from vllm_kimi_k3.ops.router import router
+from vllm_kimi_k3.ops.situ import situ
 from vllm_kimi_k3.settings import settings
 
 logger = init_logger("vllm.vllm_kimi_k3")
@@ -104,27 +105,32 @@ class LatentMoe(nn.Module):
         self.tp_size = get_tensor_model_parallel_world_size()
         self.gate = Gate(text, dtype)
         self.experts = RoutedExperts(text, dtype)
-        self.routed_expert_down_proj = ReplicatedLinear(
-            hidden, latent, bias=False, prefix=f"{prefix}.routed_expert_down_proj"
+        self.beta, self.linear_beta = text.activation_situ_beta, text.activation_situ_linear_beta
+        shared = text.num_shared_experts * text.moe_intermediate_size
+        self.in_proj = FusedProjection(
+            hidden,
+            [
+                Segment("routed_expert_down_proj", latent, sliced=False),
+                Segment("shared_experts.gate_proj", shared),
+                Segment("shared_experts.up_proj", shared),
+            ],
+            dtype,
         )
         self.routed_expert_up_proj = ReplicatedLinear(
             latent, hidden, bias=False, prefix=f"{prefix}.routed_expert_up_proj"
         )
         self.routed_expert_norm = RMSNorm(latent, text.rms_norm_eps)
-        self.shared_experts = SituMlp(
-            hidden,
-            text.num_shared_experts * text.moe_intermediate_size,
-            text.activation_situ_beta,
-            text.activation_situ_linear_beta,
-            reduce=False,
-            prefix=f"{prefix}.shared_experts",
+        self.shared_down_proj = RowParallelLinear(
+            shared, hidden, bias=False, reduce_results=False, prefix=f"{prefix}.shared_down_proj"
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         ids, weights = self.gate(x)
-        routed = self.experts(self.routed_expert_down_proj(x)[0], ids, weights)
-        shared = self.shared_experts(x)
+        product = self.in_proj(x)
+        latent = self.in_proj.widths[0]
+        routed = self.experts(product[..., :latent], ids, weights)
+        shared = self.shared_down_proj(situ(product[..., latent:], self.beta, self.linear_beta))[0]
         if self.tp_size > 1:
             # The norm needs the whole latent sum; one collective carries it and the shared experts' sum together.
             both = tensor_model_parallel_all_reduce(torch.cat([routed, shared], dim=-1))
