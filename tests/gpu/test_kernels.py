@@ -38,6 +38,21 @@ def test_situ(rows: int, dtype: torch.dtype) -> None:
     assert error(situ(x, 4.0, 25.0), expected) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("patches", "heads", "dim"), [(1, 12, 128), (16384, 12, 128), (131, 2, 24)])
+def test_rotary(patches: int, heads: int, dim: int, dtype: torch.dtype) -> None:
+    from vllm_kimi_k3.ops.rotary.reference import rotary_reference
+    from vllm_kimi_k3.ops.rotary.triton import rotary
+
+    qkv = oracle.normal(3 * patches, heads * dim, dtype=dtype).view(patches, 3, heads, dim)
+    angles = 500 * torch.rand(patches, dim // 2, device="cuda")
+    expected, values = qkv.clone(), qkv[:, 2].clone()
+    rotary_reference(expected, angles.cos(), angles.sin())
+    rotary(qkv, angles.cos(), angles.sin())
+    assert error(qkv, expected) < TOLERANCE[dtype]
+    assert torch.equal(qkv[:, 2], values)
+
+
 @pytest.mark.parametrize("tokens", [1, 64, 3000])
 def test_router(tokens: int) -> None:
     from vllm_kimi_k3 import reference

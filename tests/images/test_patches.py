@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from tests.images.pictures import picture, pixels
@@ -46,7 +47,7 @@ def test_every_value_is_the_released_processors(goldens: dict[str, Any]) -> None
             continue
         assert digest(pixels(*size, mode)) == golden["source_sha256"], "the test's formula is not the goldens'"
         canvas = padded(picture(*size, mode), fit, RULES)
-        assert digest(canvas) == golden["padded_uint8_sha256"], (size, mode)
+        assert digest(canvas.transpose(1, 2, 0)) == golden["padded_uint8_sha256"], (size, mode)
         patches = torch.from_numpy(cut(canvas, RULES.patch_size))
         assert digest(normalise(patches).numpy()) == golden["pixel_values_sha256"], (size, mode)
         checked += 1
@@ -59,20 +60,51 @@ def test_patches_go_row_by_row() -> None:
     assert (fit.rows, fit.columns) == (4, 6) and patches.shape == (24, 3, 14, 14)
     for place in (0, 1, 6, 23):
         row, column = divmod(place, 6)
-        expected = canvas[row * 14 : row * 14 + 14, column * 14 : column * 14 + 14]
-        assert np.array_equal(patches[place], expected.transpose(2, 0, 1))
+        expected = canvas[:, row * 14 : row * 14 + 14, column * 14 : column * 14 + 14]
+        assert np.array_equal(patches[place], expected)
 
 
-def test_transparent_pixels_show_the_chessboard() -> None:
-    clear = over_chessboard(np.zeros((40, 20, 4), np.uint8))
+def blended(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The rule in one line a step: RGBA [H, W, 4] over the chessboard."""
+    height, width = found.shape[:2]
+    odd = (np.arange(height)[:, None] // 8 + np.arange(width) // 8) % 2
+    board = np.where(odd, np.float32(180), np.float32(255))[..., None]
+    alpha = found[..., 3:].astype(np.float32) / np.float32(255)
+    return (found[..., :3] * alpha + board * (1 - alpha)).astype(np.uint8)
+
+
+def over(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    red, green, blue, alpha = np.ascontiguousarray(found.transpose(2, 0, 1))
+    return np.stack(over_chessboard([red, green, blue], alpha), axis=-1)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (8, 8), (9, 17), (50, 70), (333, 41)])
+def test_transparent_pixels_show_the_chessboard(width: int, height: int) -> None:
+    clear = over(np.zeros((40, 20, 4), np.uint8))
     assert (clear[0, 0] == 255).all() and (clear[0, 8] == 180).all() and (clear[8, 0] == 180).all()
-    assert (clear[39, 19] == (255 if (39 // 8 + 19 // 8) % 2 == 0 else 180)).all()
-    solid = pixels(50, 70, "RGBA")
-    solid[..., 3] = 255
-    assert np.array_equal(over_chessboard(solid), solid[..., :3])
+    found = np.random.default_rng(3).integers(0, 256, (height, width, 4), np.uint8)
+    assert np.array_equal(over(found), blended(found))
+    found[..., 3] = 255
+    assert np.array_equal(over(found), found[..., :3])
+    assert np.array_equal(blended(found), found[..., :3])
+
+
+@pytest.mark.parametrize("mode", ["L", "LA"])
+def test_grey_is_the_same_in_all_planes(mode: str) -> None:
+    grey = picture(61, 43, mode)
+    assert np.array_equal(
+        image_patches(grey, RULES)[0], image_patches(grey.convert({"L": "RGB", "LA": "RGBA"}[mode]), RULES)[0]
+    )
+
+
+@pytest.mark.parametrize("mode", ["P", "CMYK", "1", "YCbCr"])
+def test_pixels_of_other_modes_become_rgb(mode: str) -> None:
+    """Those of the offline API, which no file's decoding has brought to one of the usual modes."""
+    given = picture(61, 43).convert(mode)
+    assert np.array_equal(image_patches(given, RULES)[0], image_patches(given.convert("RGB"), RULES)[0])
 
 
 def test_padding_is_black_and_at_the_end() -> None:
     canvas = padded(Image.new("RGB", (30, 5), (9, 9, 9)), RULES.fit(30, 5), RULES)
-    assert canvas.shape == (28, 56, 3)
-    assert (canvas[:5, :30] == 9).all() and canvas[5:].sum() == canvas[:, 30:].sum() == 0
+    assert canvas.shape == (3, 28, 56)
+    assert (canvas[:, :5, :30] == 9).all() and canvas[:, 5:].sum() == canvas[..., 30:].sum() == 0

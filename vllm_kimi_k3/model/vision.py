@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 
+from vllm_kimi_k3.ops.rotary import rotary
 from vllm_kimi_k3.vision_reference import NORM_EPS, merge, normalise, position_embedding, rotary_angles
 
 
@@ -43,7 +44,8 @@ class _PositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(*shape))
 
     def forward(self, grids: Sequence[Grid]) -> Tensor:
-        return torch.cat([position_embedding(self.weight, *grid) for grid in grids])
+        once = {grid: position_embedding(self.weight, *grid) for grid in set(grids)}
+        return torch.cat([once[grid] for grid in grids])
 
 
 class _PatchEmbedding(nn.Module):
@@ -63,7 +65,7 @@ class Pack(NamedTuple):
     """What attention knows about the images of a pass.
 
     Attributes:
-        cos, sin: fp32 [1, L, 1, K / 2], of the rotary angles.
+        cos, sin: fp32 [L, K / 2], of the rotary angles.
         bounds: int32 [images + 1], where each image's patches begin, as the attention backend wants it.
         longest: int32, the most patches of an image, on the CPU.
         lengths: of the images, for the one backend that asks for them.
@@ -97,18 +99,12 @@ class _Block(nn.Module):
         self.mlp = _MLP(width, config.vt_intermediate_size)
 
     def forward(self, x: Tensor, pack: Pack) -> Tensor:
-        qkv = self.wqkv(self.norm0(x)).unflatten(-1, (3, self.heads, -1)).unsqueeze(0)
-        q, k, v = qkv.unbind(2)
-        q, k = _rotate(q, pack), _rotate(k, pack)
-        attended = self.attend(q, k, v.contiguous(), pack.bounds, pack.longest, pack.lengths)
+        qkv = self.wqkv(self.norm0(x)).unflatten(-1, (3, self.heads, -1))
+        rotary(qkv, pack.cos, pack.sin)
+        # Views of one tensor, as vLLM's own towers hand them over: a backend computes the values' place from that.
+        attended = self.attend(*qkv.unsqueeze(0).unbind(2), pack.bounds, pack.longest, pack.lengths)
         x = x + self.wo(attended.reshape(x.shape[0], -1))
         return x + self.mlp(self.norm1(x))
-
-
-def _rotate(x: Tensor, pack: Pack) -> Tensor:
-    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = [first * pack.cos - second * pack.sin, first * pack.sin + second * pack.cos]
-    return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
 
 
 class _Encoder(nn.Module):
@@ -145,7 +141,7 @@ class VisionTower(nn.Module):
     def _pack(self, grids: Sequence[Grid], device: torch.device) -> Pack:
         place = torch.cat([torch.cartesian_prod(torch.arange(grid.rows), torch.arange(grid.columns)) for grid in grids])
         place = place.to(device, non_blocking=True)
-        angles = rotary_angles(place[:, 0], place[:, 1], self.head_dim)[None, :, None]
+        angles = rotary_angles(place[:, 0], place[:, 1], self.head_dim)
         bounds = np.cumsum([0, *(grid.patches for grid in grids)], dtype=np.int32)
         backend = self.encoder.blocks[0].attend.attn_backend
         return Pack(
