@@ -369,3 +369,7 @@ def test_a_disk_too_slow_for_the_timeout(checkpoint: Path) -> None:
 def test_gpu_memory_is_that_of_the_node_and_not_of_the_table() -> None:
     small = replace(find("b300"), memory=150 << 30)
     assert [f.code for f in findings(facts(node(gpus=(small,) * 8)))] == ["weights-do-not-fit"]
+
+
+def test_at_least_25_kinds_of_mistake_are_planted() -> None:
+    assert len({mistake.code for mistake in MISTAKES.values()}) >= 25

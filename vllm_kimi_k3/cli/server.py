@@ -74,11 +74,15 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
-    def __enter__(self) -> "Server":
+    def start(self) -> None:
+        """Start it without waiting until it is ready."""
         self._log = self.log_path.open("wb")
         self._process = subprocess.Popen(
             self._command, env=self._environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
+
+    def __enter__(self) -> "Server":
+        self.start()
         try:
             self._wait()
         except BaseException:
@@ -96,6 +100,15 @@ class Server:
         """Of the server's first process."""
         assert self._process is not None
         return self._process.pid
+
+    def wait(self, timeout: float) -> int:
+        """The exit code of a server that ends by itself.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after so many seconds.
+        """
+        assert self._process is not None
+        return self._process.wait(timeout)
 
     def log(self) -> str:
         """What the server has printed so far."""
