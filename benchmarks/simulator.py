@@ -4,6 +4,7 @@ The pretended worker keeps, for each block, what a real one would have written t
 each row stands for, for a KDA page the prefix of its state. A step that would compute from anything else fails.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -210,6 +211,8 @@ class Simulation:
         self.requests: dict[str, Request] = {}
         #: request to the tokens that it found in the cache when it was first scheduled
         self.cached: dict[str, int] = {}
+        #: seconds of this thread's work in the scheduler, of each step
+        self.spent: list[float] = []
 
     def add(self, tokens: Sequence[int], new: int = 1) -> Request:
         """Queue a request for ``new`` output tokens."""
@@ -223,13 +226,19 @@ class Simulation:
 
     def step(self) -> bool:
         """Schedule a step and process one; False when there was nothing to do."""
+        begun = time.thread_time()
         output = self.scheduler.schedule()
+        spent = time.thread_time() - begun
         self.cached.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
         busy = output.total_num_scheduled_tokens > 0
         if busy or output.finished_req_ids:
             self._flight.append((output, self._run(output)))
         if self._flight and (len(self._flight) > self.ahead or not busy):
-            self.scheduler.update_from_output(*self._flight.popleft())
+            step = self._flight.popleft()
+            begun = time.thread_time()
+            self.scheduler.update_from_output(*step)
+            spent += time.thread_time() - begun
+        self.spent.append(spent)
         return busy or bool(self._flight) or self.scheduler.has_unfinished_requests()
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:

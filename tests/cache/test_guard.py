@@ -35,7 +35,7 @@ def test_nan_logits_fail_one_request_and_leave_nothing(simulate: Simulate) -> No
     assert list(request.output_token_ids) == []
     assert len(other.output_token_ids) == 20
     book = book_of(simulation)
-    assert book.counts["guard_requests"] == 1
+    assert book.counts["guard", "requests"] == 1
     simulation.worker.poison.clear()
     assert found(simulation, TOKENS) == 0
     assert found(simulation, TOKENS) == 1920
@@ -100,7 +100,7 @@ def test_losing_one_leg_voids_the_state(simulate: Simulate, group: int) -> None:
     leg = sorted(book.groups)[group]
     book.pool.evict_blocks({deepest.legs[leg].block_id})
     assert found(simulation, TOKENS) == 1024
-    assert book.counts["dropped_evicted"] == 1
+    assert book.counts["dropped", "evicted"] == 1
 
 
 def test_losing_rows_leaves_the_states_before_them(simulate: Simulate) -> None:

@@ -142,10 +142,10 @@ def test_nan_in_the_cache_fails_one_request_and_is_gone(engine: Engine, leg: str
         bad = {block.block_id for block in pool.blocks if block.block_hash is not None}
     for block in bad:
         spoil(engine, block)
-    before = book.counts["guard_requests"]
+    before = book.counts["guard", "requests"]
     output = engine.llm.generate([{"prompt_token_ids": ids}], engine.parameters(8, False), use_tqdm=False)[0]
     assert output.outputs[0].finish_reason == "error"
-    assert book.counts["guard_requests"] == before + 1
+    assert book.counts["guard", "requests"] == before + 1
     guard = guard_of(engine.scheduler)
     assert guard is not None
     # Everything cached before is bad in this test; a real fault has one page, and drops what hangs on it.

@@ -1,6 +1,7 @@
 """`vllm serve` with the plugin and the trained miniature, through the official clients of all three APIs."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -213,3 +214,32 @@ def test_a_bad_body_gets_a_4xx_and_the_server_lives(
     assert json.loads(refusal.value.read())["error"]["message"]
     answer = client.chat.completions.create(model="k3", messages=say("still there?"), max_tokens=2)
     assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+def fetch(server: Server, path: str) -> str:
+    with urllib.request.urlopen(server.url + path, timeout=30) as response:
+        return response.read().decode()
+
+
+def cache_counters(text: str) -> dict[str, float]:
+    """The prefix cache's prompt tokens by what became of them, from a page of metrics."""
+    lines = re.findall(r'^vllm:kimi_k3_cache_prompt_tokens_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    return {outcome: float(value) for outcome, value in lines}
+
+
+def test_the_cache_tells_what_it_did(server: Server, client: openai.OpenAI) -> None:
+    before = cache_counters(fetch(server, "/metrics"))
+    text = "Count these: " + "one two three four five six seven eight nine ten " * 20
+    usages = [
+        client.chat.completions.create(model="k3", messages=say(text), max_tokens=2, temperature=0).usage
+        for _ in range(2)
+    ]
+    cached = [usage.prompt_tokens_details.cached_tokens or 0 for usage in usages if usage.prompt_tokens_details]
+    assert cached[1] == (usages[1].prompt_tokens - 1) // 128 * 128 > 0
+    after = cache_counters(fetch(server, "/metrics"))
+    assert after["hit"] - before["hit"] == sum(cached)
+    assert sum(after.values()) - sum(before.values()) == sum(usage.prompt_tokens for usage in usages)
+    (engine,) = json.loads(fetch(server, "/k3/cache"))["engines"]
+    assert engine["counts"]["tokens"] == {name: int(value) for name, value in after.items()}
+    assert engine["ready"] and sum(engine["states"]["held"].values()) > 0
+    assert fetch(server, "/health") == ""

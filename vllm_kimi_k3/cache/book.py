@@ -50,7 +50,9 @@ class StateBook:
         self.states: dict[BlockHash, State] = {}
         self.plans: dict[str, dict[int, Kind]] = {}
         self.dropped: OrderedDict[BlockHash, str] = OrderedDict()
-        self.counts: Counter[str] = Counter()
+        #: what happened so far: (family, label), see :mod:`view`
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.viewed: Counter[tuple[str, str]] = Counter()
         #: how many states need a block
         self._needs: Counter[int] = Counter()
         self._clock = 0.0
@@ -89,6 +91,7 @@ class StateBook:
         state = self.states.get(prefix)
         if state is not None and not self.whole(state):
             self.drop(state, "evicted")
+            self.counts["restores", "refused"] += 1
             return None
         return state
 
@@ -102,7 +105,8 @@ class StateBook:
             state.rows = self._rows(request, boundary, parent.boundary if parent is not None else 0)
             self._needs.update(row.block_id for row, _ in state.rows.values())
             self.states[prefix] = state
-            self.counts["held_" + kind.name.lower()] += 1
+            self.dropped.pop(prefix, None)
+            self.counts["kept", kind.name.lower()] += 1
             if parent is not None:
                 parent.children.append(state)
                 self._rank(parent)
@@ -117,6 +121,7 @@ class StateBook:
         """A request starts from a state: it, and the shared ones before it, are used now."""
         state = self.states[prefix]
         state.uses += 1
+        self.counts["restores", "done"] += 1
         self._see(state)
         ancestor = state.parent
         while ancestor is not None:
@@ -130,7 +135,7 @@ class StateBook:
         self.dropped[state.hash] = reason
         while len(self.dropped) > _REMEMBERED:
             self.dropped.popitem(last=False)
-        self.counts["dropped_" + reason] += 1
+        self.counts["dropped", reason] += 1
         self._unlink(state)
         unneeded = [block for block, _ in state.rows.values() if self._release(block)]
         for group, block in state.legs.items():
@@ -276,14 +281,3 @@ class StateBook:
         for entry in kept:
             heapq.heappush(self._order, entry)
         return found
-
-
-def snapshot(book: StateBook) -> dict[str, Any]:
-    """The book's numbers, for people and metrics."""
-    return {
-        "states": book.held(),
-        "blocks": book.blocks,
-        "budget_blocks": book.budget,
-        "pool_blocks": book.pool.num_gpu_blocks,
-        "counts": dict(book.counts),
-    }

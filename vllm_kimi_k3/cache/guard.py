@@ -68,7 +68,7 @@ class Guard:
                 output.sampled_token_ids[output.req_id_to_index[name]] = []
             self._isolate(scheduler, name)
             self.failures.append(self.clock())
-            self.book.counts["guard_requests"] += 1
+            self.book.counts["guard", "requests"] += 1
             fail_request(scheduler, name, "the model's logits are NaN for this request; nothing of it was kept")
 
     def _isolate(self, scheduler: Any, name: str) -> None:

@@ -26,6 +26,8 @@ class LatentManager(FullAttentionManager):
         super().__init__(*args, **kwargs)
         #: running requests, and how many of their tokens vLLM lets be keyed
         self._running: dict[str, tuple[Request, int]] = {}
+        #: how many units and pages of them were written when their rows were keyed last
+        self._keyed: dict[str, tuple[int, int]] = {}
         self.book = StateBook.of(self.block_pool, settings().state_share)
         self.book.row_groups[self.kv_cache_group_id] = self.block_size, self.req_to_blocks
 
@@ -57,6 +59,7 @@ class LatentManager(FullAttentionManager):
             request, _ = self._running[request_id]
             self._key(request_id, request.num_computed_tokens - request.num_in_flight_tokens)
         self._running.pop(request_id, None)
+        self._keyed.pop(request_id, None)
         blocks = super().pop_blocks_for_free(request_id)
         self.block_pool.evict_blocks(
             {block.block_id for block in blocks if block.ref_cnt == 1 and not self.book.needed(block)}
@@ -77,8 +80,11 @@ class LatentManager(FullAttentionManager):
         step = hashed if self.use_eagle else hash_unit(hashed)
         before = self.num_cached_block.get(request_id, 0)
         limit = min(processed, cacheable, len(request.block_hashes) * hashed)
-        if limit <= 0:
+        written = limit // step, limit // self.block_size
+        # A generated token ends a unit once in many steps.
+        if limit <= 0 or written == self._keyed.get(request_id):
             return
+        self._keyed[request_id] = written
         # Only windowed attention looks at the boundaries at which a request may be replayed.
         super().cache_blocks(request, limit, replay_boundaries=())
         blocks = self.req_to_blocks[request_id]

@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
 from vllm.v1.request import Request
 
 from vllm_kimi_k3.cache.book import StateBook
+from vllm_kimi_k3.cache.outcome import account
 from vllm_kimi_k3.cache.policy import Kind
 from vllm_kimi_k3.compat.scheduler import patch_output, patch_scheduler
 from vllm_kimi_k3.settings import settings
@@ -155,6 +156,8 @@ class KdaManager(MambaManager):
             start = state.boundary if state is not None else 0
             plan = self.book.plans.get(request_id, {})
             self.trails[request_id] = _Trail(request, plan, start, start // self.block_size)
+            if self._leads and not request.num_preemptions and not request.skip_reading_prefix_cache:
+                account(self.book, request, start, self.block_size, self.lookahead)
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
@@ -187,6 +190,11 @@ class KdaManager(MambaManager):
         """Tokens that a request found in the cache."""
         trail = self.trails.get(request_id)
         return trail.start if trail is not None else 0
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens of a match that a speculator recomputes."""
+        return self.block_pool.hash_block_size if self.drop_eagle_checkpoint_block else 0
 
     @property
     def _leads(self) -> bool:

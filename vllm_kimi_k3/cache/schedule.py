@@ -55,7 +55,7 @@ def step_tokens(
             unit,
             Marks.of_vocabulary(scheduler.vllm_config.model_config.get_vocab_size()),
             fork=request.shared_prefix_boundary,
-            lookahead=leader.block_pool.hash_block_size if leader.drop_eagle_checkpoint_block else 0,
+            lookahead=leader.lookahead,
         )
     restored = None
     if local:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from vllm_kimi_k3.compat.patch import wrap
+from vllm_kimi_k3.compat.scheduler import add_cache_view
 
 logger = logging.getLogger("vllm.vllm_kimi_k3.processes")
 
@@ -45,13 +46,17 @@ def _watch(parent: int) -> None:
 
 
 def patch_executor(architectures: Collection[str]) -> None:
-    """0.32, 0.33: an engine core that serves one of these architectures watches its parent from before it loads."""
+    """0.32, 0.33: an engine core that serves one of these architectures watches its parent from before it loads.
+
+    It also learns to tell its cache's numbers.
+    """
     from vllm.v1.executor.abstract import Executor
 
     def make(init: Callable[..., None]) -> Callable[..., None]:
         def executor(self: Any, vllm_config: Any) -> None:
             if not set(architectures).isdisjoint(vllm_config.model_config.architectures):
                 end_with_parent()
+                add_cache_view()
             init(self, vllm_config)
 
         return executor

@@ -5,6 +5,9 @@ from typing import Any
 
 from vllm_kimi_k3.compat.patch import wrap
 
+#: The name under which an engine core is asked for its cache's numbers.
+VIEW = "kimi_k3_cache"
+
 
 def patch_scheduler() -> None:
     """0.32, 0.33: let our cache say where a prompt's step ends. There is no registry for this.
@@ -64,3 +67,21 @@ def patch_output() -> None:
         return update_from_output
 
     wrap(Scheduler, "update_from_output", ("self", "scheduler_output", "model_runner_output"), make)
+
+
+def add_cache_view() -> None:
+    """0.32, 0.33: an engine core can be asked for its cache's numbers, as for anything by a utility's name.
+
+    Raises:
+        RuntimeError: vLLM has something of that name itself.
+    """
+    from vllm.v1.engine.core import EngineCore
+
+    def kimi_k3_cache(self: Any) -> Any:
+        from vllm_kimi_k3.cache.view import view
+
+        return view(self.scheduler)
+
+    if getattr(EngineCore, VIEW, kimi_k3_cache).__module__ != __name__:
+        raise RuntimeError(f"EngineCore.{VIEW} is vLLM's own")
+    setattr(EngineCore, VIEW, kimi_k3_cache)

@@ -7,7 +7,11 @@ from typing import Any
 from vllm_kimi_k3.compat.messages import patch_anthropic, patch_anthropic_arguments
 from vllm_kimi_k3.compat.patch import wrap
 from vllm_kimi_k3.compat.processes import patch_exit_code
+from vllm_kimi_k3.compat.scheduler import VIEW
 from vllm_kimi_k3.compat.serving import serves_k3
+
+#: Of the paths that this plugin serves.
+PREFIX = "/k3"
 
 
 def patch_chat_server() -> None:
@@ -18,6 +22,7 @@ def patch_chat_server() -> None:
 
     patch_exit_code()
     patch_middleware()
+    patch_guarded_paths()
     patch_chat_params()
     patch_anthropic()
     if settings().moonshot_token_count:
@@ -27,19 +32,48 @@ def patch_chat_server() -> None:
 
 
 def patch_middleware() -> None:
-    """0.32, 0.33: the server's application gets `ScopeMiddleware`, inside vLLM's own; its plugins cannot add one."""
+    """0.32, 0.33: the server's application gets our middleware, inside vLLM's own; its plugins cannot add one."""
     from vllm.entrypoints.launchers import app
 
+    from vllm_kimi_k3.cache.status import CacheStatus
     from vllm_kimi_k3.chat.scope import ScopeMiddleware
 
     def make(init: Callable[..., None]) -> Callable[..., None]:
         def init_entrypoints_middleware(args: Any, app: Any, *rest: Any, **kwargs: Any) -> None:
             app.add_middleware(ScopeMiddleware)
+            app.add_middleware(CacheStatus, ask=ask_engines)
             init(args, app, *rest, **kwargs)
 
         return init_entrypoints_middleware
 
     wrap(app, "init_entrypoints_middleware", ("args", "app"), make)
+
+
+def patch_guarded_paths() -> None:
+    """0.32, 0.33: where the server has an API key, our paths ask for it as /v1 does. vLLM has one tuple of prefixes.
+
+    Raises:
+        RuntimeError: it has no such tuple.
+    """
+    from vllm.entrypoints.serve.middleware import authenticate
+
+    guarded = getattr(authenticate, "GUARDED_PREFIX", None)
+    if not isinstance(guarded, tuple):
+        raise RuntimeError(f"cannot guard {PREFIX}: authenticate.GUARDED_PREFIX is {guarded!r}, expected a tuple")
+    if PREFIX not in guarded:
+        authenticate.GUARDED_PREFIX = (*guarded, PREFIX)
+
+
+async def ask_engines(app: Any) -> tuple[str, dict[int, dict[str, Any]]] | None:
+    """The views of all engine cores that this server knows, by data-parallel rank; None without our cache."""
+    engine = getattr(app.state, "engine_client", None)
+    if engine is None or not engine.vllm_config.cache_config.enable_prefix_caching:
+        return None
+    core = engine.engine_core
+    views = await core.call_utility_all_async(VIEW)
+    by_rank = zip(core.engine_ranks_managed, views, strict=True)
+    found = {rank: view for rank, view in by_rank if view is not None}
+    return engine.vllm_config.model_config.served_model_name, found
 
 
 def patch_chat_params() -> None:
