@@ -3,8 +3,8 @@
     python -m benchmarks.manager [--json FILE] [--requests 256] [--steps N]
 
 vLLM's real scheduler, coordinator and managers at K3's cache geometry at TP8 (``geometry.py``); no model runs. Timed is
-``schedule()`` and ``update_from_output()`` of each step, on this thread's own clock. Both sides take their steps in turns,
-so what else the machine does meets both. "decode" is every request generating; in "mixed" one of them ends every few
+``schedule()`` and ``update_from_output()`` of each step, on this thread's own clock. Both sides step in turns, so what
+else the machine does meets both. "decode" is every request generating; in "mixed" one of them ends every few
 steps and a prompt that shares its beginning with others takes its place.
 """
 
@@ -69,7 +69,9 @@ class Load:
 def case(config: Any, requests: int, steps: int, *, mixed: bool) -> dict[str, dict[str, float]]:
     """Microseconds of a step, both sides in turns."""
     blocks = BLOCKS_EACH * requests
-    loads = {side: Load(simulation(config, blocks, ours=side == "ours"), requests, steps, mixed=mixed) for side in SIDES}
+    loads = {
+        side: Load(simulation(config, blocks, ours=side == "ours"), requests, steps, mixed=mixed) for side in SIDES
+    }
     gc.collect()
     for step in range(WARMUP + steps):
         order = SIDES if step % 2 else SIDES[::-1]
@@ -84,7 +86,9 @@ def case(config: Any, requests: int, steps: int, *, mixed: bool) -> dict[str, di
 def measure(requests: int, steps: int) -> dict[str, Any]:
     """Both cases, with what one needs to know about the run."""
     with tempfile.TemporaryDirectory() as scratch:
-        config = engine_config(build(Path(scratch) / "nano", seed=3), max_num_batched_tokens=8192, max_num_seqs=requests)
+        config = engine_config(
+            build(Path(scratch) / "nano", seed=3), max_num_batched_tokens=8192, max_num_seqs=requests
+        )
     return {
         "date": date.today().isoformat(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""The cache seen from outside: ``GET /k3/cache``, metrics that are up to date when scraped, readiness in ``/health``."""
+"""The cache from outside: ``GET /k3/cache``, metrics that are up to date when scraped, readiness in ``/health``."""
 
 import asyncio
 import json
