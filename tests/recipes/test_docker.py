@@ -106,11 +106,13 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     import vllm.v1.metrics.loggers
     import vllm.v1.spec_decode.metrics
 
+    from vllm_kimi_k3.cache import metrics
     from vllm_kimi_k3.chat import repairs, thinking
 
     sources = [vllm.v1.metrics.loggers.__file__, vllm.v1.spec_decode.metrics.__file__]
     known = {name for source in sources for name in re.findall(r'"(vllm:\w+)"', Path(source).read_text())}
-    known |= {repairs.METRIC, thinking.METRIC}
+    known |= {repairs.METRIC, thinking.METRIC, metrics.READY}
+    known |= {metric.name for metric in (*metrics.COUNTERS.values(), *metrics.GAUGES)}
     panels = json.loads((DOCKER / "grafana" / "kimi-k3.json").read_text())["panels"]
     asked = {name for panel in panels for t in panel["targets"] for name in re.findall(r"vllm:\w+", t["expr"])}
     assert len(asked) >= 12
