@@ -4,9 +4,14 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
+@pytest.fixture(scope="session", autouse=True)
+def gpu() -> None:
+    """Skips all tests here without one. Of the session, so that it comes before any fixture that starts an engine."""
     pytest.importorskip("triton")
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def seed(gpu: None) -> None:
     print("seed", torch.seed())
